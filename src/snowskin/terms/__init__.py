@@ -1,0 +1,1 @@
+"""The shared vocabulary. No behaviour beyond hashing."""

@@ -1,0 +1,101 @@
+"""What shall be done: the imperative messages that the Conductor answers with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from snowskin.terms.events import PlacedBlock
+from snowskin.terms.ids import BlockKey, NodeId, RequestId
+
+
+class PrefillCandidate(msgspec.Struct, frozen=True):
+    """One prefill node as Algorithm 1 saw it. Times in seconds."""
+
+    node: NodeId
+    local_blocks: int
+    """Prefix that the node itself holds."""
+    reused_blocks: int
+    """Prefix that it would start from, after a fetch if that pays."""
+    transfer_s: float
+    queue_s: float
+    prefill_s: float
+    fetch_from: NodeId | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """The predicted time to first token."""
+        return self.transfer_s + self.queue_s + self.prefill_s
+
+
+class DecodeCandidate(msgspec.Struct, frozen=True):
+    """One decode node as the choice saw it, with this request counted in."""
+
+    node: NodeId
+    sequences: int
+    context_tokens: int
+    tbt_s: float
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Why a request went where it went, or was turned away."""
+
+    policy: str
+    reason: str
+    best_prefix_blocks: int
+    prefill: tuple[PrefillCandidate, ...]
+    decode: tuple[DecodeCandidate, ...]
+    ttft_s: float
+    tbt_s: float
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """A prefix to be read from a peer before prefill: ``blocks`` follow the local prefix."""
+
+    source: NodeId
+    blocks: tuple[PlacedBlock, ...]
+
+
+class StartPrefill(msgspec.Struct, frozen=True, tag=True):
+    """Place the request: queue it on ``prefill``, and let ``decode`` take its KV from there."""
+
+    request: RequestId
+    prefill: NodeId
+    decode: NodeId
+    fetch: Fetch | None
+    decision: Decision
+
+
+class RejectRequest(msgspec.Struct, frozen=True, tag=True):
+    """Turn the request away (HTTP 429)."""
+
+    request: RequestId
+    reason: str
+    retry_after_s: float
+    decision: Decision
+
+
+class FailRequest(msgspec.Struct, frozen=True, tag=True):
+    """End an admitted request with an error, and free what it holds on ``nodes``."""
+
+    request: RequestId
+    reason: str
+    nodes: tuple[NodeId, ...]
+
+
+class GrantLease(msgspec.Struct, frozen=True, tag=True):
+    """Keep these blocks on ``node`` until ``duration_s`` from now: a peer is about to read them."""
+
+    node: NodeId
+    request: RequestId
+    keys: tuple[BlockKey, ...]
+    duration_s: float
+
+
+class EndLease(msgspec.Struct, frozen=True, tag=True):
+    """The lease of this request's fetch on ``node`` is over early."""
+
+    node: NodeId
+    request: RequestId
+
+
+Command = StartPrefill | RejectRequest | FailRequest | GrantLease | EndLease
