@@ -139,6 +139,10 @@ class NodeReported(msgspec.Struct, frozen=True, tag=True):
     """Median time of a recent decode step or prefill pass; None if there was none."""
 
 
+class TimePassed(msgspec.Struct, frozen=True, tag=True):
+    """The moment that ``next_wakeup_s`` named has come, and nothing else happened."""
+
+
 Event = (
     NodeJoined
     | NodeLost
@@ -152,4 +156,5 @@ Event = (
     | BlocksEvicted
     | FetchFinished
     | NodeReported
+    | TimePassed
 )
