@@ -1,0 +1,1 @@
+"""One definition of each measure, for the live system and the simulator."""
