@@ -1,0 +1,154 @@
+"""A node's blocks: the pool's bookkeeping and the segment's bytes, kept in step for all threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from snowskin.store.eviction import EvictionPolicy, make_policy
+from snowskin.store.pool import BlockPool, Committed, PoolEvent, PoolFull, PoolStat
+from snowskin.terms.errors import InvalidInput
+from snowskin.terms.events import BlocksCommitted, BlocksEvicted, PlacedBlock
+from snowskin.terms.ids import BlockKey, NodeId, SlotIndex, Tier
+from snowskin.transfer.memory import KEY_BYTES, Segment
+
+
+class BlockStore:
+    """The KV blocks that one node holds in its DRAM segment. Safe to use from any thread.
+
+    One lock guards the bookkeeping; nothing under it blocks or copies a block. Sequences of keys,
+    slots and blocks are in chain order (first block of the prompt first).
+
+    Args:
+        segment: the node's own; this store is the only one that hands out its slots.
+        eviction: name of the eviction policy, see ``store.eviction.POLICIES``.
+    """
+
+    def __init__(self, segment: Segment, *, node: NodeId, eviction: str = "lru") -> None:
+        if not segment.owner:
+            raise InvalidInput("a BlockStore needs the segment's owner, not a reader's mapping")
+        self.segment = segment
+        self.node = node
+        policy: EvictionPolicy[BlockKey] = make_policy(eviction)
+        self._pool = BlockPool(segment.layout.slot_count, policy)
+        self._lock = threading.Lock()
+
+    def match(self, keys: Sequence[BlockKey]) -> int:
+        """How many leading keys are committed here. Neither pins nor counts as a use."""
+        with self._lock:
+            return self._pool.match(keys)
+
+    def pin(self, keys: Sequence[BlockKey]) -> tuple[PlacedBlock, ...]:
+        """Pin the longest committed prefix of ``keys``; its blocks, to be released once each."""
+        with self._lock:
+            return self._pool.pin(keys)
+
+    def reserve(self, keys: Sequence[BlockKey | None]) -> tuple[PlacedBlock, ...] | PoolFull:
+        """Take a slot for each key to write into, pinned once, evicting as needed; all or none.
+
+        Args:
+            keys: None for a private block (no one can find it until a commit gives it a key);
+                its ``PlacedBlock.key`` is random.
+        """
+        names = [BlockKey(os.urandom(KEY_BYTES)) if key is None else key for key in keys]
+        with self._lock:
+            placed = self._pool.reserve(names)
+            if isinstance(placed, PoolFull):
+                return placed
+            for block in placed:
+                # Odd: evicted for this use. Readers miss it before any byte of it changes.
+                if self.segment.generation[block.slot] % 2:
+                    self.segment.retire(block.slot)
+                generation = self.segment.begin(block.slot, block.key)
+                assert generation == block.generation, "the pool and the table have parted"
+            return placed
+
+    def publish(self, slots: Sequence[SlotIndex] | npt.NDArray[np.intp], parts_ready: int) -> None:
+        """Let peers read the first ``parts_ready`` parts of reserved slots; their bytes are in.
+
+        Takes no lock: the slots are the caller's.
+        """
+        self.segment.publish(slots, parts_ready)
+
+    def commit(
+        self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int = 0
+    ) -> tuple[bool, ...]:
+        """Seal reserved slots, whose bytes are whole, and let their keys be found.
+
+        The checksums are computed before the lock is taken. The pin from ``reserve`` stays until
+        ``release``.
+
+        Args:
+            depth: index in its chain (the prompt) of the first of these blocks; the eviction
+                policy length-aware wants to know.
+
+        Returns:
+            For each slot, whether it holds its key. False: another slot of this pool held the key
+            first and stays the copy; this one stays private until its release.
+        """
+        for slot, key in zip(slots, keys, strict=True):
+            self.segment.seal(slot, key)
+        with self._lock:
+            committed = set(self._pool.commit(slots, keys, depth=depth))
+        return tuple(slot in committed for slot in slots)
+
+    def release(self, slots: Sequence[SlotIndex]) -> None:
+        """Undo one pin of each: uncommitted slots become free, committed ones evictable."""
+        with self._lock:
+            for slot in self._pool.release(slots):
+                self.segment.retire(slot)
+
+    def grant_lease(self, owner: str, keys: Sequence[BlockKey], until_s: float) -> int:
+        """Keep those of ``keys`` that are held from eviction until ``until_s``; how many they are.
+
+        Args:
+            owner: who ends it; a second lease of the same owner replaces the first.
+            until_s: on the clock that ``expire`` is told.
+        """
+        with self._lock:
+            return self._pool.grant_lease(owner, keys, until_s)
+
+    def end_lease(self, owner: str) -> bool:
+        """End a lease early; False if the owner has none (any more)."""
+        with self._lock:
+            return self._pool.end_lease(owner)
+
+    def expire(self, now_s: float) -> tuple[str, ...]:
+        """End the leases whose deadline has come; their owners."""
+        with self._lock:
+            return self._pool.expire(now_s)
+
+    def drain_events(self) -> tuple[BlocksCommitted | BlocksEvicted, ...]:
+        """What was committed and evicted since the last call, in true order and in batches.
+
+        A directory that applies every batch in order knows exactly what is held. Bounded, see
+        ``BlockPool.drain_events``.
+        """
+        with self._lock:
+            events = self._pool.drain_events()
+        return tuple(self._batches(events))
+
+    def held(self) -> BlocksCommitted:
+        """Everything that is committed now, for a directory that starts anew."""
+        with self._lock:
+            blocks = self._pool.held()
+        return BlocksCommitted(node=self.node, tier=Tier.DRAM, blocks=blocks)
+
+    def stat(self) -> PoolStat:
+        """Counts of slots and events, see ``PoolStat``."""
+        with self._lock:
+            return self._pool.stat()
+
+    def _batches(self, events: Iterable[PoolEvent]) -> Iterator[BlocksCommitted | BlocksEvicted]:
+        for kind, run in groupby(events, type):
+            blocks = tuple(event.block for event in run)
+            if kind is Committed:
+                yield BlocksCommitted(node=self.node, tier=Tier.DRAM, blocks=blocks)
+            else:
+                keys = tuple(block.key for block in blocks)
+                yield BlocksEvicted(node=self.node, tier=Tier.DRAM, keys=keys)
