@@ -1,0 +1,327 @@
+"""A Hugging Face causal language model: what it is, and its forward pass over packed sequences."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import xxhash
+
+from snowskin.engine import support
+from snowskin.terms.errors import InvalidInput
+
+Dtype = Literal["fp32", "bf16"]
+
+_WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+_SAMPLE_BYTES = 1 << 16
+"""How much of both ends of a weight file goes into the revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the rest of the system needs to know of a model; costs no weights to learn."""
+
+    name: str
+    """The name of its folder."""
+    model_dir: Path
+    revision: str
+    """Differs whenever configuration or weights do: part of every block key."""
+    model_type: str
+    dtype: Dtype
+    device: str
+    """As torch spells it, e.g. ``cpu`` or ``cuda:0``."""
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    vocab_size: int
+    max_context_tokens: int
+    stop_tokens: tuple[int, ...]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV of one token over all layers."""
+        element_bytes = {"fp32": 4, "bf16": 2}[self.dtype]
+        return self.layers * 2 * self.kv_heads * self.head_dim * element_bytes
+
+
+def inspect_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> ModelInfo:
+    """Say what the model in a folder is, without reading its weights.
+
+    Args:
+        model_dir: with ``config.json`` and weights as safetensors (or ``pytorch_model.bin``).
+        dtype: ``auto`` (bf16 where the hardware multiplies it, else fp32), ``fp32`` or ``bf16``.
+        device: ``auto`` (CUDA if there is any), ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        InvalidInput: no such folder, an incomplete one, or a value that is not offered.
+        UnsupportedModel: the engine would compute this model wrongly; names the part.
+    """
+    raw = _read_config(model_dir)
+    weights = sorted(path for pattern in _WEIGHT_PATTERNS for path in model_dir.glob(pattern))
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str):
+        raise InvalidInput(f"{model_dir / 'config.json'} has no model_type", parameter="model")
+    support.check_model_type(model_type)
+    chosen_device = _choose_device(device)
+    chosen_dtype = _choose_dtype(dtype, chosen_device)
+
+    config = _load_config(model_dir)
+    support.check_config(config)
+    if not weights:
+        raise InvalidInput(
+            f"{model_dir} has no weights: expected {' or '.join(_WEIGHT_PATTERNS)}",
+            parameter="model",
+        )
+    query_heads = int(config.num_attention_heads)
+    hidden = int(config.hidden_size)
+    head_dim = getattr(config, "head_dim", None) or hidden // query_heads
+    return ModelInfo(
+        name=model_dir.resolve().name,
+        model_dir=model_dir,
+        revision=_revision(model_dir / "config.json", weights),
+        model_type=model_type,
+        dtype=chosen_dtype,
+        device=chosen_device,
+        layers=int(config.num_hidden_layers),
+        query_heads=query_heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or query_heads),
+        head_dim=int(head_dim),
+        hidden=hidden,
+        vocab_size=int(config.vocab_size),
+        max_context_tokens=support.context_limit_tokens(config),
+        stop_tokens=_stop_tokens(model_dir, config),
+    )
+
+
+class Model:
+    """A loaded model. Not thread-safe: one thread computes.
+
+    Get one from ``load``.
+    """
+
+    def __init__(self, info: ModelInfo, module: Any) -> None:
+        import torch
+
+        from snowskin.engine.attention import CausalMasks
+        from snowskin.engine.kv import KvShape
+
+        self._module = module
+        self._device = torch.device(info.device)
+        self._info = info
+        self._kv_shape = KvShape(
+            layers=info.layers,
+            kv_heads=info.kv_heads,
+            head_dim=info.head_dim,
+            dtype=_torch_dtype(info.dtype),
+        )
+        self._masks = CausalMasks(dtype=self._kv_shape.dtype, device=self._device)
+
+    @classmethod
+    def load(cls, info: ModelInfo) -> Model:
+        """Read the weights.
+
+        Raises:
+            InvalidInput: the weights do not belong to the configuration.
+        """
+        from transformers import AutoModelForCausalLM
+
+        from snowskin.engine.attention import ATTENTION_NAME, register
+
+        register()
+        with _no_progress_bars():
+            module, loading = AutoModelForCausalLM.from_pretrained(
+                info.model_dir,
+                dtype=_torch_dtype(info.dtype),
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        missing = sorted(loading["missing_keys"])
+        if missing:
+            raise InvalidInput(
+                f"the weights in {info.model_dir} lack {len(missing)} tensors that config.json "
+                f"asks for, e.g. {missing[0]}",
+                parameter="model",
+            )
+        return cls(info, module.eval().requires_grad_(False).to(info.device))
+
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded."""
+        return self._info
+
+    @property
+    def device(self) -> Any:
+        """The ``torch.device`` that computes."""
+        return self._device
+
+    @property
+    def kv_shape(self) -> Any:
+        """The ``KvShape`` of the model's KV."""
+        return self._kv_shape
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Any],
+        *,
+        logit_rows: Sequence[int],
+        watcher: Any = None,
+    ) -> Any:
+        """One pass over packed sequences; their KV grows by it.
+
+        Args:
+            tokens: of all spans, one after the other.
+            spans: the ``Span`` of each sequence, in the order of the tokens.
+            logit_rows: the rows whose next-token logits are wanted.
+            watcher: a ``LayerWatcher``, or None.
+
+        Returns:
+            fp32 tensor ``[len(logit_rows), vocab]`` on the device.
+        """
+        import torch
+
+        from snowskin.engine.attention import PackedPass
+
+        rows = sum(span.rows for span in spans)
+        assert rows == len(tokens) > 0, (rows, len(tokens))
+        with torch.inference_mode():
+            packed = PackedPass(spans, self._masks, watcher)
+            positions = torch.cat([torch.arange(s.start, s.end) for s in spans])
+            # Without a row of logits wanted, one is computed all the same and left out: the models
+            # take an empty choice for all rows.
+            keep = torch.tensor(list(logit_rows) or [rows - 1])
+            output = self._module(
+                input_ids=self._to_device(torch.tensor([list(tokens)])),
+                position_ids=self._to_device(positions[None]),
+                use_cache=False,
+                logits_to_keep=self._to_device(keep),
+                packed_pass=packed,
+            )
+            for span in spans:
+                span.kv.tokens = span.end
+            return output.logits[0, : len(logit_rows)].float()
+
+    def _to_device(self, host: Any) -> Any:
+        if self._device.type == "cuda":
+            return host.pin_memory().to(self._device, non_blocking=True)
+        return host
+
+
+def _read_config(model_dir: Path) -> dict[str, Any]:
+    if not model_dir.is_dir():
+        raise InvalidInput(f"model folder {str(model_dir)!r} does not exist", parameter="model")
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise InvalidInput(
+            f"{model_dir} has no config.json: not a Hugging Face model folder", parameter="model"
+        )
+    try:
+        raw = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InvalidInput(f"{path} is not JSON: {error}", parameter="model") from error
+    if not isinstance(raw, dict):
+        raise InvalidInput(f"{path} is not a JSON object", parameter="model")
+    return raw
+
+
+def _load_config(model_dir: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(
+            f"transformers cannot read {model_dir / 'config.json'}: {error}", parameter="model"
+        ) from error
+
+
+def _choose_device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        return device
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index or "0").isdigit():
+        raise InvalidInput(
+            f"device {device!r} is not one of auto, cpu, cuda, cuda:N", parameter="device"
+        )
+    if not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count():
+        raise InvalidInput(
+            f"device {device!r} is not there: {torch.cuda.device_count()} CUDA devices found",
+            parameter="device",
+        )
+    return f"cuda:{index or 0}"
+
+
+def _choose_dtype(dtype: str, device: str) -> Dtype:
+    if dtype in ("fp32", "bf16"):
+        return cast(Dtype, dtype)
+    if dtype != "auto":
+        raise InvalidInput(f"dtype {dtype!r} is not one of auto, fp32, bf16", parameter="dtype")
+    return "bf16" if _multiplies_bf16(device) else "fp32"
+
+
+def _multiplies_bf16(device: str) -> bool:
+    import torch
+
+    if device != "cpu":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return False
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(line.split())
+    return False
+
+
+def _torch_dtype(dtype: Dtype) -> Any:
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+
+
+def _stop_tokens(model_dir: Path, config: Any) -> tuple[int, ...]:
+    path = model_dir / "generation_config.json"
+    declared = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+    if declared is None:
+        declared = getattr(config, "eos_token_id", None)
+    if declared is None:
+        return ()
+    return tuple(declared) if isinstance(declared, list) else (int(declared),)
+
+
+def _revision(config_path: Path, weights: Sequence[Path]) -> str:
+    # Both ends of each file: the head of a safetensors file describes all tensors, and training
+    # changes the tail's values. Reading it whole would cost minutes for a large model.
+    digest = xxhash.xxh3_128(config_path.read_bytes())
+    for path in weights:
+        size_bytes = path.stat().st_size
+        digest.update(f"{path.name}:{size_bytes};".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, size_bytes - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
