@@ -1,0 +1,139 @@
+"""Who is let in: the paper's admission rules (arXiv 2407.00079 §7). ``ADMISSIONS`` lists them.
+
+- none: everybody, within ``max_in_flight``.
+- baseline: TTFT is checked at arrival, the decode load only once prefill is done; a request that
+  is turned away then has wasted its prefill.
+- early: TTFT and the *present* load of its decode node, both at arrival (§7.3).
+- predicted: TTFT, and the pool's load predicted for the time when prefill will end (§7.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from snowskin.conductor.decode_choice import DecodeView
+from snowskin.conductor.forecast import Forecast, PoolLoad
+from snowskin.cost.costs import DecodeCost
+
+
+class AdmissionQuestion(msgspec.Struct, frozen=True, gc=False):
+    """What an admission rule is asked about one request and its chosen nodes."""
+
+    now_s: float
+    prompt_tokens: int
+    ttft_s: float
+    """Predicted for the chosen prefill node."""
+    ttft_slo_s: float
+    tbt_slo_s: float
+    decode_now: DecodeView
+    """The chosen decode node, with those requests alone whose KV it has."""
+    pool: Sequence[DecodeView]
+    """Every decode node that is up, for its limits."""
+    cost: DecodeCost
+    forecast: Forecast
+    decode_s: float
+    """The uniform decode time t_d."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a request is turned away, and in how many seconds there should be room."""
+
+    reason: str
+    room_in_s: float
+
+
+Rule = Callable[[AdmissionQuestion], Refusal | None]
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """A pair of checks: at arrival, and again once prefill is done where there is one."""
+
+    at_arrival: Rule
+    after_prefill: Rule | None = None
+
+
+def admit_all(question: AdmissionQuestion) -> Refusal | None:
+    """Nobody is refused."""
+    del question
+    return None
+
+
+def check_ttft(question: AdmissionQuestion) -> Refusal | None:
+    """Refuse whose first token would come too late; the queue shrinks by a second a second."""
+    late_s = question.ttft_s - question.ttft_slo_s
+    if late_s <= 0:
+        return None
+    return Refusal(
+        f"predicted TTFT {question.ttft_s:.2f} s exceeds {question.ttft_slo_s:g} s", late_s
+    )
+
+
+def check_present_load(question: AdmissionQuestion) -> Refusal | None:
+    """Refuse if the decode node could not take the request as it is loaded now.
+
+    There should be room once the next of the pool's requests has finished.
+    """
+    node = question.decode_now
+    tbt_s = node.with_request(question.prompt_tokens, question.cost).tbt_s
+    if tbt_s > question.tbt_slo_s:
+        reason = f"TBT {tbt_s:.3f} s on {node.node} would exceed {question.tbt_slo_s:g} s"
+    elif not node.has_room(question.prompt_tokens):
+        reason = f"{node.node} has no room for {question.prompt_tokens} tokens more"
+    else:
+        return None
+    return Refusal(reason, question.forecast.next_leave_s(question.now_s, question.decode_s))
+
+
+def check_ttft_and_present_load(question: AdmissionQuestion) -> Refusal | None:
+    """Early rejection."""
+    return check_ttft(question) or check_present_load(question)
+
+
+def check_ttft_and_predicted_load(question: AdmissionQuestion) -> Refusal | None:
+    """Early rejection by prediction: the mean load over the pool when prefill will end."""
+    refusal = check_ttft(question)
+    if refusal is not None:
+        return refusal
+    forecast, decode_s = question.forecast, question.decode_s
+    ends_s = question.now_s + question.ttft_s
+    load = forecast.load_at(ends_s, decode_s)
+    if _fits_pool(question, load):
+        return None
+    tbt_s = _mean_tbt_s(question, load)
+    reason = (
+        f"predicted mean TBT {tbt_s:.3f} s exceeds {question.tbt_slo_s:g} s"
+        if tbt_s > question.tbt_slo_s
+        else f"the decode pool is predicted full, with {load.sequences} sequences"
+    )
+    room_in_s = forecast.seconds_until(
+        lambda later: _fits_pool(question, later), now_s=ends_s, decode_s=decode_s
+    )
+    return Refusal(reason, room_in_s)
+
+
+ADMISSIONS: dict[str, Admission] = {
+    "none": Admission(admit_all),
+    "baseline": Admission(check_ttft, after_prefill=check_present_load),
+    "early": Admission(check_ttft_and_present_load),
+    "predicted": Admission(check_ttft_and_predicted_load),
+}
+"""Every admission rule, by the name that the command line uses."""
+
+
+def _mean_tbt_s(question: AdmissionQuestion, load: PoolLoad) -> float:
+    nodes = len(question.pool)
+    step_s = question.cost.step_s(
+        (load.sequences + 1) / nodes, (load.context_tokens + question.prompt_tokens) / nodes
+    )
+    return step_s * sum([view.correction for view in question.pool]) / nodes
+
+
+def _fits_pool(question: AdmissionQuestion, load: PoolLoad) -> bool:
+    return (
+        _mean_tbt_s(question, load) <= question.tbt_slo_s
+        and load.sequences < sum([view.sequence_limit for view in question.pool])
+        and load.context_tokens + question.prompt_tokens
+        < sum([view.device_tokens for view in question.pool])
+    )

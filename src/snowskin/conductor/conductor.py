@@ -1,0 +1,462 @@
+"""The Conductor: the global scheduler. A pure machine; two drivers carry out what it says.
+
+It is told what has happened, and answers what shall be done. It keeps the directory of blocks, the
+predicted load of every node, and each request in flight, and reads no clock and no true output
+length.
+"""
+
+from __future__ import annotations
+
+import random
+from math import inf
+from typing import assert_never
+
+import msgspec
+
+from snowskin.conductor.admission import ADMISSIONS, AdmissionQuestion, Refusal
+from snowskin.conductor.config import ConductorConfig
+from snowskin.conductor.decode_choice import DecodeChoice, choose_decode
+from snowskin.conductor.fleet import Fleet
+from snowskin.conductor.forecast import Forecast
+from snowskin.conductor.prediction import DecodeTime
+from snowskin.conductor.prefill_choice import POLICIES, PrefillChoice, PrefillQuestion
+from snowskin.conductor.state import Flight, OpenFetch, Stage
+from snowskin.cost.profile import Profile
+from snowskin.store.directory import Directory
+from snowskin.terms.commands import (
+    Command,
+    Decision,
+    EndLease,
+    FailRequest,
+    Fetch,
+    GrantLease,
+    PrefillCandidate,
+    RejectRequest,
+    StartPrefill,
+)
+from snowskin.terms.errors import InvalidInput
+from snowskin.terms.events import (
+    BlocksCommitted,
+    BlocksEvicted,
+    DecodeStarted,
+    Event,
+    FetchFinished,
+    KvLanded,
+    NodeJoined,
+    NodeLost,
+    NodeReported,
+    Outcome,
+    PrefillFinished,
+    PrefillStarted,
+    RequestArrived,
+    RequestFinished,
+    TimePassed,
+)
+from snowskin.terms.ids import NodeId, RequestId
+
+_NO_NODE_RETRY_S = 5.0
+"""A launcher restarts a node within seconds; no prediction of ours knows better."""
+
+
+class ConductorStat(msgspec.Struct, frozen=True):
+    """Where every request that ever arrived has gone."""
+
+    arrived: int
+    completed: int
+    cancelled: int
+    failed: int
+    rejected: int
+    in_flight: int
+    placed_again: int
+    """Placements after the first, for requests whose node was lost."""
+    stale_events: int
+    """Events about requests or nodes that are not, or no longer, concerned."""
+
+
+class Conductor:
+    """The global scheduler of one cluster.
+
+    A second ``StartPrefill`` for the same request takes the place of the first: the driver lets go
+    of whatever the request still holds elsewhere. ``FailRequest`` and ``RejectRequest`` end a
+    request here; a ``RequestFinished`` that follows is let pass.
+
+    Args:
+        rng: the only source of chance, for equals and for the random policy.
+    """
+
+    def __init__(self, config: ConductorConfig, profile: Profile, rng: random.Random) -> None:
+        self.config = config
+        self.profile = profile
+        self.directory = Directory(replica_limit=config.replica_limit)
+        self._rng = rng
+        self._policy = POLICIES[config.policy]
+        self._admission = ADMISSIONS[config.admission]
+        self._fleet = Fleet(config, profile)
+        self._forecast = Forecast()
+        self._decode_time = DecodeTime(
+            first_guess_s=config.decode_s, weight=config.correction_weight
+        )
+        self._flights: dict[RequestId, Flight] = {}
+        self._now_s = -inf
+        self._arrived = 0
+        self._rejected = 0
+        self._placed_again = 0
+        self._stale_events = 0
+        self._outcomes = dict.fromkeys(Outcome, 0)
+
+    def handle(self, event: Event, *, now_s: float) -> tuple[Command, ...]:
+        """Learn of one event, and say what shall be done about it.
+
+        Raises:
+            InvalidInput: the id of an arriving request is already in flight.
+            AssertionError: time went back, which is the driver's mistake.
+        """
+        if now_s < self._now_s:
+            raise AssertionError(f"time went back from {self._now_s} to {now_s}")
+        self._now_s = now_s
+        match event:
+            case RequestArrived():
+                return self._arrive(event)
+            case BlocksCommitted() | BlocksEvicted() | TimePassed():
+                return self.directory.handle(event, now_s=now_s)
+            case PrefillStarted():
+                return self._start_prefill(event)
+            case PrefillFinished():
+                return self._finish_prefill(event)
+            case KvLanded():
+                return self._land(event)
+            case DecodeStarted():
+                return self._start_decode(event)
+            case RequestFinished():
+                return self._finish(event)
+            case FetchFinished():
+                return self._finish_fetch(event)
+            case NodeReported():
+                return self._report(event)
+            case NodeJoined():
+                commands = self._lose(event.node) if event.node in self._fleet else ()
+                self.directory.handle(event, now_s=now_s)
+                self._fleet.join(event)
+                return commands
+            case NodeLost():
+                return self._lose(event.node)
+            case _ as never:
+                assert_never(never)
+
+    def next_wakeup_s(self) -> float | None:
+        """When ``TimePassed`` is due: the next lease runs out; None if there is none."""
+        return self.directory.next_wakeup_s()
+
+    def stat(self) -> ConductorStat:
+        """A snapshot of the counters; arrived is always the sum of the next five."""
+        return ConductorStat(
+            arrived=self._arrived,
+            completed=self._outcomes[Outcome.COMPLETED],
+            cancelled=self._outcomes[Outcome.CANCELLED],
+            failed=self._outcomes[Outcome.FAILED],
+            rejected=self._rejected,
+            in_flight=len(self._flights),
+            placed_again=self._placed_again,
+            stale_events=self._stale_events,
+        )
+
+    def _arrive(self, event: RequestArrived) -> tuple[Command, ...]:
+        if event.request in self._flights:
+            raise InvalidInput(
+                f"request {event.request!r} is already in flight", parameter="request"
+            )
+        number = self._arrived
+        self._arrived += 1
+        down = self._role_down()
+        if down is not None:
+            return self._turn_away(event.request, Refusal(down, _NO_NODE_RETRY_S), None)
+        if event.prompt_tokens >= self._fleet.widest_decode_tokens():
+            self._outcomes[Outcome.FAILED] += 1
+            reason = f"no decode node's device memory holds {event.prompt_tokens} tokens"
+            return (FailRequest(event.request, reason, ()),)
+        if len(self._flights) >= self.config.max_in_flight:
+            room_in_s = self._forecast.next_leave_s(self._now_s, self._decode_time.seconds)
+            refusal = Refusal(f"{len(self._flights)} requests are in flight", room_in_s)
+            return self._turn_away(event.request, refusal, None)
+        return self._place(Flight(event, number), admit=True)
+
+    def _place(self, flight: Flight, *, admit: bool) -> tuple[Command, ...]:
+        """Choose the nodes for a request, and count it in there."""
+        arrived = flight.arrived
+        prefill, decode, best_blocks = self._choose(arrived)
+        decision = Decision(
+            policy=self.config.policy,
+            reason=f"{prefill.reason}; {decode.reason}",
+            best_prefix_blocks=best_blocks,
+            prefill=prefill.candidates,
+            decode=decode.candidates,
+            ttft_s=prefill.chosen.ttft_s,
+            tbt_s=decode.chosen.tbt_s,
+        )
+        if admit:
+            refusal = self._admission.at_arrival(
+                self._admission_question(arrived, decode.chosen.node, decision.ttft_s)
+            )
+            if refusal is not None:
+                return self._turn_away(arrived.request, refusal, decision)
+        self._flights[arrived.request] = flight
+        chosen = prefill.chosen
+        fetch, commands = self._open_fetch(flight, chosen)
+        flight.prefill = chosen.node
+        flight.decode = decode.chosen.node
+        flight.decision = decision
+        flight.stage = Stage.QUEUED
+        flight.landed = False
+        flight.placements += 1
+        flight.work_s = chosen.prefill_s
+        flight.reused_tokens = chosen.reused_blocks * self.config.block_tokens
+        flight.decode_start_s = self._now_s + chosen.ttft_s
+        self._fleet.prefill[chosen.node].enqueue(chosen.prefill_s)
+        self._fleet.decode[flight.decode].place(arrived.prompt_tokens)
+        self._forecast.add(flight.number, flight.decode_start_s, arrived.prompt_tokens)
+        start = StartPrefill(arrived.request, chosen.node, flight.decode, fetch, decision)
+        return (*commands, start)
+
+    def _choose(self, arrived: RequestArrived) -> tuple[PrefillChoice, DecodeChoice, int]:
+        config, profile, rng = self.config, self.profile, self._rng
+        # The last token is always computed: its logits are what the first output comes from.
+        usable_blocks = min(len(arrived.keys), (arrived.prompt_tokens - 1) // config.block_tokens)
+        prefixes = self.directory.longest_prefix(arrived.keys)
+        source = self._fleet.best_source(prefixes, usable_blocks, rng)
+        question = PrefillQuestion(
+            arrived.prompt_tokens,
+            config.block_tokens,
+            profile.prefill,
+            config.kvcache_balancing_threshold,
+            source,
+        )
+        views = self._fleet.view_prefill(prefixes, usable_blocks, self._now_s)
+        prefill = self._policy(question, views, rng)
+        decode = choose_decode(
+            arrived.prompt_tokens, self._fleet.view_decode(), profile.decode, rng
+        )
+        return prefill, decode, source.blocks if source else 0
+
+    def _admission_question(
+        self, arrived: RequestArrived, decode: NodeId, ttft_s: float
+    ) -> AdmissionQuestion:
+        return AdmissionQuestion(
+            now_s=self._now_s,
+            prompt_tokens=arrived.prompt_tokens,
+            ttft_s=ttft_s,
+            ttft_slo_s=self.config.ttft_slo_s,
+            tbt_slo_s=self.config.tbt_slo_s,
+            decode_now=self._fleet.decode[decode].view_present(),
+            pool=self._fleet.view_decode(),
+            cost=self.profile.decode,
+            forecast=self._forecast,
+            decode_s=self._decode_time.seconds,
+        )
+
+    def _turn_away(
+        self, request: RequestId, refusal: Refusal, decision: Decision | None
+    ) -> tuple[Command, ...]:
+        self._rejected += 1
+        if decision is None:
+            decision = Decision(self.config.policy, refusal.reason, 0, (), (), inf, inf)
+        else:
+            decision = msgspec.structs.replace(decision, reason=refusal.reason)
+        retry_after_s = min(max(refusal.room_in_s, 1.0), self.config.retry_limit_s)
+        return (RejectRequest(request, refusal.reason, retry_after_s, decision),)
+
+    def _open_fetch(
+        self, flight: Flight, chosen: PrefillCandidate
+    ) -> tuple[Fetch | None, tuple[Command, ...]]:
+        if chosen.fetch_from is None:
+            return None, ()
+        source = self._fleet.node(chosen.fetch_from)
+        if source is None:
+            raise AssertionError(f"{chosen.fetch_from} is to be fetched from, but is not up")
+        keys = flight.arrived.keys[chosen.local_blocks : chosen.reused_blocks]
+        blocks = self.directory.placed(source.node, keys)
+        transfer_bytes = len(blocks) * self.profile.kv_bytes(self.config.block_tokens)
+        expected_s = self.profile.transfer.seconds(source.egress_bytes + transfer_bytes)
+        flight.fetch = OpenFetch(source.node, transfer_bytes, expected_s)
+        source.send(transfer_bytes)
+        lease = GrantLease(source.node, flight.arrived.request, keys, self.config.lease_s)
+        self.directory.handle(lease, now_s=self._now_s)
+        return Fetch(source.node, blocks), (lease,)
+
+    def _close_fetch(self, flight: Flight) -> tuple[Command, ...]:
+        fetch = flight.fetch
+        if fetch is None:
+            return ()
+        flight.fetch = None
+        source = self._fleet.node(fetch.source)
+        if source is None:
+            return ()
+        source.sent(fetch.transfer_bytes)
+        end = EndLease(fetch.source, flight.arrived.request)
+        self.directory.handle(end, now_s=self._now_s)
+        return (end,)
+
+    def _start_prefill(self, event: PrefillStarted) -> tuple[Command, ...]:
+        flight = self._flights.get(event.request)
+        node = self._fleet.prefill.get(event.node)
+        if flight is None or node is None or flight.prefill != event.node or flight.stage:
+            return self._ignore()
+        node.dequeue(flight.work_s)
+        flight.stage = Stage.PREFILLING
+        flight.reused_tokens = event.reused_tokens
+        raw_s = self.profile.prefill.seconds(flight.arrived.prompt_tokens, event.reused_tokens)
+        flight.work_s = raw_s * node.compute.ratio
+        node.start(flight.work_s, self._now_s)
+        return ()
+
+    def _finish_prefill(self, event: PrefillFinished) -> tuple[Command, ...]:
+        flight = self._flights.get(event.request)
+        node = self._fleet.prefill.get(event.node)
+        if (
+            flight is None
+            or node is None
+            or flight.prefill != event.node
+            or flight.stage >= Stage.PREFILLED
+        ):
+            return self._ignore()
+        self._take_off_prefill(flight)
+        flight.stage = Stage.PREFILLED
+        arrived = flight.arrived
+        node.compute.observe(
+            real_s=event.prefill_s,
+            predicted_s=self.profile.prefill.seconds(arrived.prompt_tokens, flight.reused_tokens),
+        )
+        self._move_decode_start(flight)
+        check = self._admission.after_prefill
+        if check is None:
+            return ()
+        refusal = check(self._admission_question(arrived, flight.decode, flight.decision.ttft_s))
+        if refusal is None:
+            return ()
+        released = self._release(flight)
+        return (*released, *self._turn_away(arrived.request, refusal, flight.decision))
+
+    def _land(self, event: KvLanded) -> tuple[Command, ...]:
+        flight = self._flights.get(event.request)
+        if flight is None or flight.decode != event.node or flight.landed:
+            return self._ignore()
+        flight.landed = True
+        self._fleet.decode[event.node].land(flight.arrived.prompt_tokens)
+        return ()
+
+    def _start_decode(self, event: DecodeStarted) -> tuple[Command, ...]:
+        flight = self._flights.get(event.request)
+        if flight is None or flight.decode != event.node or flight.stage is not Stage.PREFILLED:
+            return self._ignore()
+        if not flight.landed:
+            flight.landed = True
+            self._fleet.decode[event.node].land(flight.arrived.prompt_tokens)
+        flight.stage = Stage.DECODING
+        self._move_decode_start(flight)
+        return ()
+
+    def _finish(self, event: RequestFinished) -> tuple[Command, ...]:
+        flight = self._flights.get(event.request)
+        if flight is None:
+            return self._ignore()
+        self._outcomes[event.outcome] += 1
+        if event.outcome is Outcome.COMPLETED and flight.stage is Stage.DECODING:
+            self._decode_time.observe(self._now_s - flight.decode_start_s)
+        return self._release(flight, output_tokens=event.output_tokens)
+
+    def _finish_fetch(self, event: FetchFinished) -> tuple[Command, ...]:
+        flight = self._flights.get(event.request)
+        fetch = flight.fetch if flight is not None else None
+        if (
+            flight is None
+            or fetch is None
+            or fetch.source != event.source
+            or flight.prefill != event.node
+        ):
+            return self._ignore()
+        source = self._fleet.node(event.source)
+        if source is not None and event.kv_bytes == fetch.transfer_bytes:
+            source.link.observe(real_s=event.transfer_s, predicted_s=fetch.expected_s)
+        return self._close_fetch(flight)
+
+    def _report(self, event: NodeReported) -> tuple[Command, ...]:
+        node = self._fleet.decode.get(event.node)
+        if node is None:
+            return () if event.node in self._fleet else self._ignore()
+        node.report(event.context_tokens)
+        if event.step_s is not None and event.running_sequences > 0:
+            predicted_s = self.profile.decode.step_s(event.running_sequences, event.context_tokens)
+            node.compute.observe(real_s=event.step_s, predicted_s=predicted_s)
+        return ()
+
+    def _lose(self, lost: NodeId) -> tuple[Command, ...]:
+        """Forget a node. Requests without a token yet are placed again, the others fail."""
+        if lost not in self._fleet:
+            return self._ignore()
+        self._fleet.lose(lost)
+        self.directory.handle(NodeLost(lost), now_s=self._now_s)
+        commands: list[Command] = []
+        stranded: list[Flight] = []
+        for flight in list(self._flights.values()):
+            if flight.fetch is not None and flight.fetch.source == lost:
+                flight.fetch = None
+            if flight.needs(lost):
+                stranded.append(flight)
+                commands += self._release(flight)
+        # Only now is every node's load right, so that the new choices are.
+        for flight in stranded:
+            commands += self._rescue(flight, lost)
+        return tuple(commands)
+
+    def _rescue(self, flight: Flight, lost: NodeId) -> tuple[Command, ...]:
+        down = self._role_down()
+        if flight.stage >= Stage.PREFILLED:
+            reason = f"node {lost} was lost after the first token"
+        elif flight.placements >= self.config.max_placements:
+            reason = f"node {lost} was lost, the last of {flight.placements} that were tried"
+        elif down is not None:
+            reason = f"node {lost} was lost, and {down}"
+        else:
+            self._placed_again += 1
+            return self._place(flight, admit=False)
+        self._outcomes[Outcome.FAILED] += 1
+        held = tuple(
+            node for node in (flight.prefill, flight.decode) if node != lost and node in self._fleet
+        )
+        return (FailRequest(flight.arrived.request, reason, held),)
+
+    def _release(self, flight: Flight, *, output_tokens: int = 0) -> tuple[Command, ...]:
+        """Take a request out of every table; nodes that are gone took their share along."""
+        del self._flights[flight.arrived.request]
+        if flight.stage < Stage.PREFILLED:
+            self._take_off_prefill(flight)
+        decode = self._fleet.decode.get(flight.decode)
+        if decode is not None:
+            decode.leave(
+                flight.arrived.prompt_tokens, landed=flight.landed, output_tokens=output_tokens
+            )
+        self._forecast.remove(flight.number, flight.decode_start_s)
+        return self._close_fetch(flight)
+
+    def _take_off_prefill(self, flight: Flight) -> None:
+        node = self._fleet.prefill.get(flight.prefill)
+        if node is None:
+            return
+        if flight.stage is Stage.QUEUED:
+            node.dequeue(flight.work_s)
+        else:
+            node.stop(flight.work_s, self._now_s)
+
+    def _move_decode_start(self, flight: Flight) -> None:
+        """The request starts to decode now, not when it was predicted to."""
+        self._forecast.remove(flight.number, flight.decode_start_s)
+        flight.decode_start_s = self._now_s
+        self._forecast.add(flight.number, self._now_s, flight.arrived.prompt_tokens)
+
+    def _role_down(self) -> str | None:
+        if not self._fleet.prefill:
+            return "no prefill node is up"
+        return None if self._fleet.decode else "no decode node is up"
+
+    def _ignore(self) -> tuple[Command, ...]:
+        self._stale_events += 1
+        return ()

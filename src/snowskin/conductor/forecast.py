@@ -1,0 +1,84 @@
+"""The decode pool's load at a later time (arXiv §7.4, system-level prediction).
+
+Every request is taken to decode for the same time t_d: nobody knows its true length. A request
+loads the pool at time t if it starts decoding by then and started less than t_d before. The starts
+are kept sorted, so a forecast is two bisections and a sum over a slice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
+from math import inf
+
+import msgspec
+
+
+class PoolLoad(msgspec.Struct, frozen=True, gc=False):
+    """Sequences and their context tokens, over all decode nodes together."""
+
+    sequences: int
+    context_tokens: int
+
+
+class Forecast:
+    """When each request in flight starts, or started, to decode.
+
+    Entries are named by a number that is unique among requests; their order is (start, number).
+    """
+
+    __slots__ = ("_starts", "_tokens")
+
+    def __init__(self) -> None:
+        self._starts: list[tuple[float, int]] = []
+        self._tokens: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, number: int, start_s: float, context_tokens: int) -> None:
+        """A request will start at ``start_s``."""
+        entry = (start_s, number)
+        index = bisect_left(self._starts, entry)
+        insort(self._starts, entry)
+        self._tokens.insert(index, context_tokens)
+
+    def remove(self, number: int, start_s: float) -> None:
+        """Forget a request; ``start_s`` is what it was added with."""
+        index = bisect_left(self._starts, (start_s, number))
+        if index == len(self._starts) or self._starts[index] != (start_s, number):
+            raise AssertionError(f"request number {number} is not in the forecast at {start_s}")
+        del self._starts[index]
+        del self._tokens[index]
+
+    def load_at(self, at_s: float, decode_s: float) -> PoolLoad:
+        """The pool's load at ``at_s`` if everyone decodes for ``decode_s``."""
+        first = bisect_right(self._starts, (at_s - decode_s, inf))
+        last = bisect_right(self._starts, (at_s, inf))
+        return PoolLoad(max(0, last - first), sum(self._tokens[first:last]))
+
+    def next_leave_s(self, now_s: float, decode_s: float) -> float:
+        """Seconds until the next request should finish; ``decode_s`` if none is decoding."""
+        index = bisect_right(self._starts, (now_s - decode_s, inf))
+        if index == len(self._starts):
+            return decode_s
+        return self._starts[index][0] + decode_s - now_s
+
+    def seconds_until(
+        self, fits: Callable[[PoolLoad], bool], *, now_s: float, decode_s: float
+    ) -> float:
+        """Seconds from now until the load fits and stays so, if nobody else comes.
+
+        Found by halving between now and the time when the last has left, to within 1 % of it;
+        the load is taken to fall steadily, which it does once the last has started.
+        """
+        if not self._starts:
+            return 0.0
+        unfit, fit = 0.0, max(0.0, self._starts[-1][0] + decode_s - now_s)
+        for _ in range(7):
+            middle = (unfit + fit) / 2
+            if fits(self.load_at(now_s + middle, decode_s)):
+                fit = middle
+            else:
+                unfit = middle
+        return fit
