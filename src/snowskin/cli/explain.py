@@ -1,0 +1,146 @@
+"""``snowskin explain``: why a request went where it went, and what it really cost."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from snowskin.terms.commands import DecodeCandidate, PrefillCandidate
+from snowskin.terms.errors import InvalidInput, SnowskinError
+from snowskin.terms.serving import Explanation
+
+TIMEOUT_S = 10.0
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="From the response header x-request-id.")],
+    url: Annotated[
+        str, typer.Option(help="Of the API.", envvar="SNOWSKIN_URL")
+    ] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="SNOWSKIN_API_KEY", help="If the API wants one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Tell where a request went, why, and what was predicted beside what came true."""
+    body = _ask(f"{url.rstrip('/')}/snowskin/explain/{urllib.parse.quote(request_id)}", api_key)
+    if as_json:
+        typer.echo(body.decode())
+        return
+    _show(msgspec.json.decode(body, type=Explanation), Console())
+
+
+def _ask(address: str, api_key: str | None) -> bytes:
+    request = urllib.request.Request(address)
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            body: bytes = response.read()
+            return body
+    except urllib.error.HTTPError as error:
+        raise InvalidInput(_message(error.read()) or f"{address}: {error}") from error
+    except (urllib.error.URLError, ValueError, TimeoutError) as error:
+        raise SnowskinError(
+            f"no answer from {address}: {error}; name the server with --url"
+        ) from error
+
+
+def _message(body: bytes) -> str | None:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _show(told: Explanation, console: Console) -> None:
+    decision = told.decision
+    console.print(
+        f"[bold]{told.request}[/bold] {told.state}: {told.prompt_tokens} prompt tokens, "
+        f"{told.output_tokens} generated"
+    )
+    console.print(f"{decision.policy}: {decision.reason}\n")
+    console.print(_prefill_table(told))
+    console.print(_decode_table(told))
+    console.print(_truth_table(told))
+    if told.failure is not None:
+        console.print(f"[red]{told.failure}[/red]")
+
+
+def _prefill_table(told: Explanation) -> Table:
+    table = Table(title="prefill candidates (predicted)", title_justify="left")
+    for column in ("node", "held", "reused", "fetch from", "transfer", "queue", "prefill", "TTFT"):
+        table.add_column(column, justify="left" if column in ("node", "fetch from") else "right")
+
+    def add(candidate: PrefillCandidate) -> None:
+        chosen = candidate.node == told.prefill
+        table.add_row(
+            candidate.node,
+            f"{candidate.local_blocks * told.block_tokens} tokens",
+            f"{candidate.reused_blocks * told.block_tokens} tokens",
+            candidate.fetch_from or "–",
+            *map(
+                _seconds,
+                (candidate.transfer_s, candidate.queue_s, candidate.prefill_s, candidate.ttft_s),
+            ),
+            style="bold green" if chosen else None,
+        )
+
+    for candidate in told.decision.prefill:
+        add(candidate)
+    return table
+
+
+def _decode_table(told: Explanation) -> Table:
+    table = Table(title="decode candidates (predicted, with this request)", title_justify="left")
+    table.add_column("node")
+    for column in ("sequences", "context", "TBT"):
+        table.add_column(column, justify="right")
+
+    def add(candidate: DecodeCandidate) -> None:
+        table.add_row(
+            candidate.node,
+            str(candidate.sequences),
+            f"{candidate.context_tokens} tokens",
+            _seconds(candidate.tbt_s),
+            style="bold green" if candidate.node == told.decode else None,
+        )
+
+    for candidate in told.decision.decode:
+        add(candidate)
+    return table
+
+
+def _truth_table(told: Explanation) -> Table:
+    table = Table(title="what came true", title_justify="left", show_header=True)
+    for column in ("", "predicted", "real"):
+        table.add_column(column, justify="right" if column else "left")
+    chosen = next((c for c in told.decision.prefill if c.node == told.prefill), None)
+    reused = None if chosen is None else f"{chosen.reused_blocks * told.block_tokens} tokens"
+    real_reused = None if told.cached_tokens is None else f"{told.cached_tokens} tokens"
+    table.add_row("prefix reused", reused or "–", real_reused or "–")
+    rows = (
+        ("fetch", None if chosen is None else chosen.transfer_s, told.fetch_s),
+        ("queue", None if chosen is None else chosen.queue_s, told.queue_s),
+        ("prefill", None if chosen is None else chosen.prefill_s, told.prefill_s),
+        ("TTFT", told.decision.ttft_s, told.ttft_s),
+        ("KV to the decode node", None, told.kv_transfer_s),
+        ("TBT", told.decision.tbt_s, told.tbt_s),
+    )
+    for name, predicted, real in rows:
+        table.add_row(name, _seconds(predicted), _seconds(real))
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"

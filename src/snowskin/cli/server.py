@@ -1,0 +1,110 @@
+"""Brings a cluster and its API up, and down together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from snowskin.api.app import create_app
+from snowskin.api.config import ApiConfig
+from snowskin.api.tokenizer import load_tokenizer
+from snowskin.cluster.config import ServeConfig
+from snowskin.cluster.front import Cluster
+from snowskin.cluster.prepare import machine_profile, prepare_model, serving_info
+from snowskin.measure.records import Slo
+from snowskin.terms.errors import InvalidInput
+
+log = logging.getLogger("snowskin.serve")
+
+SHUTDOWN_GRACE_S = 3
+"""Open connections get so long to take their last bytes."""
+BACKLOG_CONNECTIONS = 2048
+
+
+def run_server(config: ServeConfig) -> None:
+    """Serve until Ctrl-C or SIGTERM.
+
+    Raises:
+        SnowskinError: the model, the machine or a node cannot do what is asked; nothing is left.
+    """
+    with contextlib.closing(_listen(config)) as listener:
+        model = prepare_model(config)
+        profile = machine_profile(config, model)
+        info = serving_info(config, model)
+        tokenizer = load_tokenizer(info.model_dir)
+        cluster = Cluster(config, info, profile)
+        app = create_app(
+            cluster,
+            tokenizer,
+            ApiConfig(
+                api_key=config.api_key,
+                slo=Slo(ttft_s=config.ttft_slo_s, tbt_s=config.tbt_slo_s),
+            ),
+        )
+        server = _Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+            )
+        )
+        uvloop.run(_run(cluster, server, listener))
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to ``_run``: the nodes are to end before the API does."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    """Take the port before anything else, so that a port in use is told at once."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (config.host, config.port), family=family, backlog=BACKLOG_CONNECTIONS
+        )
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}; "
+            "choose another --port or --host",
+            parameter="--port",
+        ) from error
+
+
+async def _run(cluster: Cluster, server: _Server, listener: socket.socket) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    cluster.launch()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    starting = asyncio.create_task(_announce(cluster, listener.getsockname()[1]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({serving, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        log.info("stopping")
+        for task in (starting, stopping):
+            task.cancel()
+        # Streams end with an error of their own before their connections are waited for.
+        await cluster.stop()
+        server.should_exit = True
+        await serving
+
+
+async def _announce(cluster: Cluster, port: int) -> None:
+    await cluster.wait_ready()
+    log.info("ready: %s on http://127.0.0.1:%d/v1, documented at /docs", cluster.info.model, port)

@@ -1,0 +1,132 @@
+"""What a user may set of a cluster, validated once, and what each node is told at its start."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+
+import msgspec
+
+from snowskin.terms.errors import InvalidInput
+from snowskin.terms.ids import NodeId, Role
+from snowskin.terms.keys import KeySpace
+
+LOCAL_HOSTS = ("localhost",)
+MAX_NODES = 256
+"""Nodes of one role in one cluster; the front keeps one process and one connection for each."""
+
+
+def is_loopback(host: str) -> bool:
+    """True where only this machine can reach ``host``."""
+    if host in LOCAL_HOSTS:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that ``snowskin serve`` can be told. Times in seconds, sizes in bytes."""
+
+    model: str = "smollm2"
+    dtype: str = "auto"
+    device: str = "auto"
+    prefill_nodes: int = 1
+    decode_nodes: int = 1
+    policy: str = "kvcache-centric"
+    admission: str = "early"
+    ttft_slo_s: float = 30.0
+    """FAST '25 §5.1."""
+    tbt_slo_s: float = 1.0
+    """Our choice: FAST '25 has 0.1 to 0.3 s on GPUs; a full batch on a CPU takes longer."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    node_host: str = "127.0.0.1"
+    """Where the control wire and the Messengers listen."""
+    api_key: str | None = None
+    cluster_key: str | None = None
+    transport: str = "auto"
+    block_tokens: int = 32
+    """Our choice: small enough that a chat turn fills some, large enough for one copy to pay."""
+    dram_bytes: int = 1 << 30
+    """Of each node's segment."""
+    device_tokens: int = 1 << 17
+    """KV that a node's device memory holds, over its whole batch."""
+    chunk_tokens: int = 512
+    """Prompt tokens of one prefill pass."""
+    sequence_limit: int = 64
+    """Sequences that a decode node runs, and that a prefill node queues."""
+    max_in_flight: int = 512
+    """Requests in the whole system; further ones are answered 429."""
+    threads: int = 0
+    """CPU threads of each node's engine; 0: all cores."""
+    journal: str | None = None
+    """A file that takes every event and command of the Conductor; it grows without bound."""
+    seed: int = 0
+    """Of the Conductor's own random choices."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, naming the value and the remedy."""
+        _in_range("--prefill", self.prefill_nodes, 1, MAX_NODES)
+        _in_range("--decode", self.decode_nodes, 1, MAX_NODES)
+        _in_range("--port", self.port, 0, 65535)
+        _in_range("--block-tokens", self.block_tokens, 1, 4096)
+        _in_range("--chunk-tokens", self.chunk_tokens, self.block_tokens, 1 << 20)
+        _in_range("--sequences", self.sequence_limit, 1, 4096)
+        _in_range("--max-in-flight", self.max_in_flight, 1, 1_000_000)
+        _in_range("--device-tokens", self.device_tokens, self.block_tokens, 1 << 30)
+        _in_range("--threads", self.threads, 0, 1024)
+        _positive("--ttft-slo", self.ttft_slo_s)
+        _positive("--tbt-slo", self.tbt_slo_s)
+        for option, host in (("--host", self.host), ("--node-host", self.node_host)):
+            self._demand_keys(option, host)
+
+    def _demand_keys(self, option: str, host: str) -> None:
+        if is_loopback(host):
+            return
+        if not self.api_key or not self.cluster_key:
+            raise InvalidInput(
+                f"{option} {host} can be reached from other machines: give --api-key and "
+                "--cluster-key too (or SNOWSKIN_API_KEY and SNOWSKIN_CLUSTER_KEY in the "
+                "environment), or stay on 127.0.0.1",
+                parameter=option,
+            )
+
+    @property
+    def engine_threads(self) -> int:
+        """CPU threads of each node's engine."""
+        return self.threads or os.cpu_count() or 1
+
+
+def _in_range(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise InvalidInput(f"{option} {value}: give {least} to {most}", parameter=option)
+
+
+def _positive(option: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise InvalidInput(f"{option} {value}: give seconds, more than 0", parameter=option)
+
+
+class NodeConfig(msgspec.Struct, frozen=True):
+    """All that one node process needs; it reaches the process through a pipe, never by argv."""
+
+    node: NodeId
+    identity: str
+    """Names this incarnation of the node on the control wire."""
+    role: Role
+    front_address: str
+    cluster_key: bytes
+    host: str
+    model_dir: str
+    dtype: str
+    device: str
+    key_space: KeySpace
+    """With an empty tenant salt; nodes extend keys, which needs no salt."""
+    transport: str
+    dram_bytes: int
+    device_tokens: int
+    chunk_tokens: int
+    sequence_limit: int
+    threads: int

@@ -1,0 +1,186 @@
+"""A decode node's worker: takes the KV of prompts from prefill nodes, then decodes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from snowskin.cluster import messages as m
+from snowskin.cluster.node import Load
+from snowskin.cluster.prefill_node import landed_prefix, pulls
+from snowskin.engine import decode as d
+from snowskin.store.blocks import BlockStore
+from snowskin.store.pool import PoolFull
+from snowskin.terms.errors import TransferFailed
+from snowskin.terms.events import PlacedBlock
+from snowskin.terms.ids import BlockKey, NodeId, RequestId
+from snowskin.terms.request import GenerationRequest
+from snowskin.transfer.engine import TransferEngine
+
+PULL_THREADS = 16
+PULL_TIMEOUT_S = 600.0
+"""A pull lasts as long as the prefill that it follows; a dead or cancelled one ends at once."""
+ROOM_POLL_S = 0.02
+"""How often a pull that found the pool full looks again."""
+
+
+class DecodeWorker:
+    """Fulfils ``Worker``."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        *,
+        engine: d.DecodeEngine,
+        store: BlockStore,
+        transfer: TransferEngine,
+        say: Callable[..., None],
+        wake_engine: Callable[[], None],
+    ) -> None:
+        self._node = node
+        self._engine = engine
+        self._store = store
+        self._transfer = transfer
+        self._say = say
+        self._wake_engine = wake_engine
+        self._pullers = ThreadPoolExecutor(PULL_THREADS, thread_name_prefix="pull")
+        self._lock = threading.Lock()
+        self._pulling: dict[RequestId, threading.Event] = {}
+        self._landed: dict[RequestId, tuple[GenerationRequest, tuple[PlacedBlock, ...]]] = {}
+        """Prompts whose KV is here, pinned, waiting for their first token."""
+
+    def handle(self, message: m.ToNode) -> None:
+        """A message from the front."""
+        match message:
+            case m.PullKv(job=job):
+                with self._lock:
+                    self._pulling[job.request] = threading.Event()
+                self._pullers.submit(self._take, message)
+            case m.StartDecode(request=request, first=first):
+                with self._lock:
+                    job, blocks = self._landed.pop(request)
+                self._engine.submit(d.DecodeJob(request=job, blocks=blocks, first=first))
+                self._wake_engine()
+            case m.CancelJob(request=request):
+                self._cancel(request)
+            case _:
+                raise AssertionError(f"{self._node} is a decode node and was sent {message}")
+
+    @property
+    def has_work(self) -> bool:
+        """True where ``step`` would do something."""
+        return self._engine.has_work
+
+    def step(self) -> list[m.FromNode]:
+        """One decode step."""
+        words: list[m.FromNode] = []
+        tokens: list[m.TokenOut] = []
+        for output in self._engine.step():
+            match output:
+                case d.Joined(request=request):
+                    words.append(m.BatchJoined(request=request))
+                case d.Token():
+                    tokens.append(
+                        m.TokenOut(
+                            request=output.request,
+                            token=output.token,
+                            finish_reason=output.finish_reason,
+                        )
+                    )
+                case d.Failed(request=request, reason=reason):
+                    words.append(m.JobFailed(request=request, reason=reason))
+        if tokens:
+            words.append(m.TokensOut(tokens=tuple(tokens)))
+        return words
+
+    def load(self) -> Load:
+        """For the heartbeat."""
+        with self._lock:
+            waiting = len(self._pulling) + len(self._landed)
+        return Load(
+            running_sequences=self._engine.running_count,
+            waiting_sequences=waiting + self._engine.waiting_count,
+            context_tokens=self._engine.device_tokens_used,
+            skipped_writebacks=self._engine.skipped_writebacks,
+        )
+
+    def close(self) -> None:
+        """Stop the pull threads."""
+        with self._lock:
+            for cancelled in self._pulling.values():
+                cancelled.set()
+        self._pullers.shutdown(wait=False, cancel_futures=True)
+
+    def _cancel(self, request: RequestId) -> None:
+        with self._lock:
+            cancelled = self._pulling.get(request)
+            if cancelled is not None:
+                cancelled.set()
+            landed = self._landed.pop(request, None)
+        if landed is not None:
+            self._store.release([block.slot for block in landed[1]])
+        self._engine.cancel(request)
+        self._wake_engine()
+
+    # --- on a pull thread ------------------------------------------------------------------
+
+    def _take(self, message: m.PullKv) -> None:
+        request = message.job.request
+        with self._lock:
+            cancelled = self._pulling[request]
+        held = self._store.pin(message.job.keys)
+        word = self._pull(message, held, cancelled)
+        with self._lock:
+            del self._pulling[request]
+            if isinstance(word, tuple) and not cancelled.is_set():
+                blocks, arrived = word
+                self._landed[request] = (message.job, blocks)
+                self._say(arrived)
+                return
+        if isinstance(word, tuple):
+            self._store.release([block.slot for block in word[0]])
+        elif not cancelled.is_set():
+            self._say(m.JobFailed(request=request, reason=word))
+
+    def _pull(
+        self, message: m.PullKv, held: tuple[PlacedBlock, ...], cancelled: threading.Event
+    ) -> tuple[tuple[PlacedBlock, ...], m.KvArrived] | str:
+        """The prompt's blocks, all pinned, or why they could not be had (and none is pinned)."""
+        keys = message.job.keys
+        wanted = message.blocks[len(held) :]
+        own = self._reserve(
+            [*keys[len(held) :], *[None] * (len(message.blocks) - len(keys))], cancelled
+        )
+        if own is None:
+            self._store.release([block.slot for block in held])
+            return "its DRAM pool stayed full"
+        blocks = (*held, *own)
+        try:
+            result = self._transfer.pull(
+                message.peer, pulls(wanted, own), timeout_s=PULL_TIMEOUT_S, cancelled=cancelled
+            )
+        except TransferFailed as error:
+            self._store.release([block.slot for block in blocks])
+            return str(error)
+        if landed_prefix(result) < len(own):
+            self._store.release([block.slot for block in blocks])
+            return f"the KV of the prompt did not arrive whole from {message.peer.node}"
+        full = len(keys) - len(held)
+        self._store.commit([block.slot for block in own[:full]], keys[len(held) :])
+        arrived = m.KvArrived(
+            request=message.job.request, kv_bytes=result.kv_bytes, transfer_s=result.transfer_s
+        )
+        return blocks, arrived
+
+    def _reserve(
+        self, keys: list[BlockKey | None], cancelled: threading.Event
+    ) -> tuple[PlacedBlock, ...] | None:
+        deadline_s = time.monotonic() + PULL_TIMEOUT_S
+        while not cancelled.is_set() and time.monotonic() < deadline_s:
+            reserved = self._store.reserve(keys)
+            if not isinstance(reserved, PoolFull):
+                return reserved
+            cancelled.wait(ROOM_POLL_S)
+        return None

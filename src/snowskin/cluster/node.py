@@ -1,0 +1,225 @@
+"""A node process: one model, one engine thread, one segment with its Messenger, one control wire.
+
+The event loop carries messages; the engine thread computes; worker threads wait for transfers.
+The loop alone sends, so what a node says arrives in the order in which it became true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from snowskin.cluster import messages as m
+from snowskin.cluster.child import read_config, watch_lifeline
+from snowskin.cluster.config import NodeConfig
+from snowskin.cluster.wire import NodeWire
+from snowskin.store.blocks import BlockStore
+from snowskin.terms.errors import SnowskinError
+from snowskin.terms.events import NodeReported
+from snowskin.transfer.engine import TransferEngine
+
+log = logging.getLogger("snowskin.node")
+
+HEARTBEAT_S = 0.5
+STOP_GRACE_S = 3.0
+IDLE_WAIT_S = 0.25
+"""The engine thread looks for work at least so often, should a wake-up be lost."""
+STEP_SAMPLES = 32
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What an engine has before it."""
+
+    running_sequences: int
+    waiting_sequences: int
+    context_tokens: int
+    skipped_writebacks: int = 0
+
+
+class Worker(Protocol):
+    """The part of a node that differs by role."""
+
+    def handle(self, message: m.ToNode) -> None:
+        """A message from the front. On the event loop; never waits."""
+
+    def step(self) -> list[m.FromNode]:
+        """One engine pass, and what there is to say of it. On the engine thread."""
+
+    @property
+    def has_work(self) -> bool:
+        """True where ``step`` would do something."""
+
+    def load(self) -> Load:
+        """For the heartbeat."""
+
+    def close(self) -> None:
+        """Stop worker threads; nothing is finished, all is dropped."""
+
+
+class Node:
+    """The common part: wire, heartbeat, engine thread."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        store: BlockStore,
+        transfer: TransferEngine,
+        wire: NodeWire,
+        stop: asyncio.Event,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._transfer = transfer
+        self._wire = wire
+        self._loop = asyncio.get_running_loop()
+        self._stopping = threading.Event()
+        self._stop = stop
+        self._work = threading.Event()
+        self._step_s: deque[float] = deque(maxlen=STEP_SAMPLES)
+        self._failure: BaseException | None = None
+
+    def say(self, *words: m.FromNode) -> None:
+        """Tell the front, from any thread."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed: the node is stopping.
+            self._loop.call_soon_threadsafe(self._send, words)
+
+    def wake_engine(self) -> None:
+        """There is work for the engine thread."""
+        self._work.set()
+
+    def _send(self, words: tuple[m.FromNode, ...]) -> None:
+        changes = self._store.drain_events()
+        if changes:
+            self._wire.send(m.StoreChanged(changes=changes))
+        for word in words:
+            self._wire.send(word)
+
+    async def run(self, worker: Worker, ready: m.NodeReady) -> None:
+        """Serve until told to stop.
+
+        Raises:
+            Exception: whatever broke the engine thread; the process ends and is started again.
+        """
+        engine = threading.Thread(target=self._compute, args=(worker,), name="engine", daemon=True)
+        engine.start()
+        self._send((ready,))
+        tasks = [
+            asyncio.create_task(self._listen(worker)),
+            asyncio.create_task(self._beat(worker)),
+            asyncio.create_task(self._stop.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._stopping.set()
+            self._work.set()
+            for task in tasks:
+                task.cancel()
+            worker.close()
+            await asyncio.to_thread(engine.join, STOP_GRACE_S)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _listen(self, worker: Worker) -> None:
+        while True:
+            message = await self._wire.receive()
+            match message:
+                case m.LeaseBlocks(owner=owner, keys=keys, duration_s=duration_s):
+                    self._store.grant_lease(owner, keys, time.monotonic() + duration_s)
+                case m.DropLease(owner=owner):
+                    self._store.end_lease(owner)
+                case _:
+                    worker.handle(message)
+
+    async def _beat(self, worker: Worker) -> None:
+        while True:
+            self._store.expire(time.monotonic())
+            load = worker.load()
+            steps_s = tuple(self._step_s)
+            report = NodeReported(
+                node=self._config.node,
+                running_sequences=load.running_sequences,
+                waiting_sequences=load.waiting_sequences,
+                context_tokens=load.context_tokens,
+                step_s=statistics.median(steps_s) if steps_s else None,
+            )
+            self._send((m.Heartbeat(report=report, counters=self._counters(load)),))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _counters(self, load: Load) -> m.NodeCounters:
+        stored, moved = self._store.stat(), self._transfer.stat()
+        return m.NodeCounters(
+            blocks_total=stored.slot_count,
+            blocks_used=stored.slot_count - stored.free_slots,
+            committed_blocks=stored.committed_total,
+            evicted_blocks=stored.evicted_total,
+            checksum_failures=moved.checksum_failures,
+            failed_pulls=moved.failed_pulls,
+            skipped_writebacks=load.skipped_writebacks,
+        )
+
+    def _compute(self, worker: Worker) -> None:
+        try:
+            while not self._stopping.is_set():
+                if not worker.has_work:
+                    self._work.wait(IDLE_WAIT_S)
+                    self._work.clear()
+                    continue
+                began_s = time.perf_counter()
+                words = worker.step()
+                self._step_s.append(time.perf_counter() - began_s)
+                if words:
+                    self.say(*words)
+        except BaseException as failure:  # Told to the main thread, which ends the process.
+            self._failure = failure
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+
+async def serve_node(config: NodeConfig, lifeline: int) -> None:
+    """Load the model, then serve until the front goes or says so."""
+    from snowskin.cluster.build import BuiltNode
+
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    watch_lifeline(lifeline, partial(loop.call_soon_threadsafe, stop.set), grace_s=STOP_GRACE_S)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    built = await asyncio.to_thread(BuiltNode, config)
+    wire = NodeWire(
+        address=config.front_address, identity=config.identity, cluster_key=config.cluster_key
+    )
+    try:
+        node = Node(config, built.store, built.transfer, wire, stop)
+        await node.run(built.worker(node), built.ready)
+    finally:
+        wire.close()
+        built.close()
+
+
+def main() -> None:
+    """The entry point of a node process; its arguments are two inherited descriptors."""
+    config_fd, lifeline = int(sys.argv[1]), int(sys.argv[2])
+    config = msgspec.msgpack.decode(read_config(config_fd), type=NodeConfig)
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {config.node} %(levelname)s %(message)s"
+    )
+    try:
+        asyncio.run(serve_node(config, lifeline))
+    except SnowskinError as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""A prefill node's worker: fetches a better prefix where told to, then prefills."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from snowskin.cluster import messages as m
+from snowskin.cluster.node import Load
+from snowskin.engine import prefill as p
+from snowskin.store.blocks import BlockStore
+from snowskin.store.pool import PoolFull
+from snowskin.terms.errors import TransferFailed
+from snowskin.terms.events import FetchFinished, PlacedBlock
+from snowskin.terms.ids import NodeId, RequestId, SlotIndex
+from snowskin.transfer.engine import BlockPull, PullResult, TransferEngine
+
+FETCH_THREADS = 4
+FETCH_TIMEOUT_S = 20.0
+"""A fetch that takes longer has cost more than it saves; the prompt is computed instead."""
+
+
+class PrefillWorker:
+    """Fulfils ``Worker``.
+
+    A job with a fetch waits for it outside of the engine's queue, so that others are computed
+    meanwhile. What was fetched is committed here: hot blocks spread.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        *,
+        engine: p.PrefillEngine,
+        store: BlockStore,
+        transfer: TransferEngine,
+        say: Callable[..., None],
+        wake_engine: Callable[[], None],
+    ) -> None:
+        self._node = node
+        self._engine = engine
+        self._store = store
+        self._transfer = transfer
+        self._say = say
+        self._wake_engine = wake_engine
+        self._fetchers = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
+        self._lock = threading.Lock()
+        self._fetching: dict[RequestId, threading.Event] = {}
+        self._fetched: dict[RequestId, tuple[SlotIndex, ...]] = {}
+        """Pins on fetched blocks, held until the engine has pins of its own."""
+
+    def handle(self, message: m.ToNode) -> None:
+        """A message from the front."""
+        match message:
+            case m.QueuePrefill(job=job, fetch=None):
+                self._submit(m.QueuePrefill(job=job, fetch=None))
+            case m.QueuePrefill(job=job):
+                with self._lock:
+                    self._fetching[job.request] = threading.Event()
+                self._fetchers.submit(self._fetch, message)
+            case m.ReleasePrefill(request=request):
+                self._engine.release(request)
+                self._wake_engine()
+            case m.CancelJob(request=request):
+                self._cancel(request)
+            case _:
+                raise AssertionError(f"{self._node} is a prefill node and was sent {message}")
+
+    @property
+    def has_work(self) -> bool:
+        """True where ``step`` would do something."""
+        return self._engine.has_work
+
+    def step(self) -> list[m.FromNode]:
+        """One prefill pass."""
+        return [self._word(output) for output in self._engine.step()]
+
+    def _word(self, output: p.PrefillOutput) -> m.FromNode:
+        match output:
+            case p.Started():
+                self._let_go(output.request)
+                return m.PrefillAnnounced(
+                    request=output.request,
+                    reused_tokens=output.reused_tokens,
+                    blocks=output.blocks,
+                )
+            case p.FirstToken():
+                return m.FirstTokenOut(
+                    request=output.request,
+                    first=output.token,
+                    prefill_s=output.prefill_s,
+                    finish_reason=output.finish_reason,
+                )
+            case p.Failed():
+                self._let_go(output.request)
+                return m.JobFailed(request=output.request, reason=output.reason)
+
+    def load(self) -> Load:
+        """For the heartbeat."""
+        with self._lock:
+            fetching = len(self._fetching)
+        running, waiting = self._engine.running_count, self._engine.waiting_count
+        return Load(
+            running_sequences=running,
+            waiting_sequences=waiting + fetching,
+            context_tokens=self._engine.device_tokens_used,
+        )
+
+    def close(self) -> None:
+        """Stop the fetch threads."""
+        with self._lock:
+            for cancelled in self._fetching.values():
+                cancelled.set()
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, message: m.QueuePrefill) -> None:
+        self._engine.submit(message.job)
+        self._wake_engine()
+
+    def _cancel(self, request: RequestId) -> None:
+        with self._lock:
+            cancelled = self._fetching.get(request)
+            if cancelled is not None:
+                cancelled.set()
+        self._engine.cancel(request)
+        self._let_go(request)
+        self._wake_engine()
+
+    def _let_go(self, request: RequestId) -> None:
+        with self._lock:
+            slots = self._fetched.pop(request, None)
+        if slots:
+            self._store.release(slots)
+
+    # --- on a fetch thread -----------------------------------------------------------------
+
+    def _fetch(self, message: m.QueuePrefill) -> None:
+        request, order = message.job.request, message.fetch
+        assert order is not None
+        with self._lock:
+            cancelled = self._fetching[request]
+        slots, result = self._pull(order, cancelled)
+        with self._lock:
+            del self._fetching[request]
+            gone = cancelled.is_set()
+            if not gone and slots:
+                self._fetched[request] = slots
+        if gone:
+            self._store.release(slots)
+            return
+        self._say(
+            m.FetchDone(
+                fetch=FetchFinished(
+                    request=request,
+                    node=self._node,
+                    source=order.peer.node,
+                    fetched_blocks=len(slots),
+                    kv_bytes=result.kv_bytes if result else 0,
+                    transfer_s=result.transfer_s if result else 0.0,
+                ),
+                asked_blocks=len(order.blocks),
+            )
+        )
+        self._submit(message)
+
+    def _pull(
+        self, order: m.FetchOrder, cancelled: threading.Event
+    ) -> tuple[tuple[SlotIndex, ...], PullResult | None]:
+        """The pinned slots of the fetched blocks: the unbroken first part of what was asked."""
+        reserved = self._store.reserve([block.key for block in order.blocks])
+        if isinstance(reserved, PoolFull):
+            return (), None
+        slots = tuple(block.slot for block in reserved)
+        try:
+            result = self._transfer.pull(
+                order.peer,
+                pulls(order.blocks, reserved),
+                timeout_s=FETCH_TIMEOUT_S,
+                cancelled=cancelled,
+            )
+        except TransferFailed:
+            self._store.release(slots)
+            return (), None
+        whole = landed_prefix(result)
+        self._store.commit(slots[:whole], [block.key for block in order.blocks[:whole]])
+        self._store.release(slots[whole:])
+        return slots[:whole], result
+
+
+def pulls(remote: tuple[PlacedBlock, ...], local: tuple[PlacedBlock, ...]) -> tuple[BlockPull, ...]:
+    """Pair the blocks of a peer with the slots that receive them."""
+    return tuple(
+        BlockPull(remote_slot=there.slot, remote_generation=there.generation, local_slot=here.slot)
+        for there, here in zip(remote, local, strict=True)
+    )
+
+
+def landed_prefix(result: PullResult) -> int:
+    """Blocks that landed before the first that did not."""
+    return result.landed.index(False) if False in result.landed else len(result.landed)
