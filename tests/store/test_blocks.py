@@ -78,15 +78,15 @@ def test_a_key_that_is_held_already_keeps_its_first_copy(store):
     assert store.commit([private.slot], [key(1)]) == (False,)
     assert store.pin([key(1)]) == (first,)
     store.release([private.slot])
-    assert store.stat().free == 3
-    assert store.stat().duplicate_commits == 1
+    assert store.stat().free_slots == 3
+    assert store.stat().duplicate_total == 1
 
 
 def test_a_private_block_has_a_random_key_and_is_free_after_release(store):
     (one,), (two,) = store.reserve([None]), store.reserve([None])
     assert one.key != two.key
     store.release([one.slot, two.slot])
-    assert store.stat().free == 4
+    assert store.stat().free_slots == 4
     assert int(store.segment.generation[one.slot]) == one.generation + 1
 
 
@@ -101,7 +101,7 @@ def test_a_lease_keeps_blocks_until_it_ends_or_expires(store):
     assert store.match([key(1), key(2), key(3), key(4)]) == 3
     assert store.expire(9.9) == ()
     assert store.expire(10.0) == ("req-1",)
-    assert store.stat().evictable == 3
+    assert store.stat().evictable_slots == 3
 
 
 def test_what_is_held_can_be_told_anew(store):

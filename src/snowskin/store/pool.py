@@ -44,18 +44,20 @@ PoolEvent = Committed | Evicted
 
 
 class PoolStat(msgspec.Struct, frozen=True):
-    """Counts of slots now (free + reserved + committed = slots), and of events since the start."""
+    """Slots now (free + reserved + committed = slot_count), and events since the start."""
 
-    slots: int
-    free: int
-    reserved: int
-    committed: int
-    evictable: int
-    leases: int
-    commits: int
-    evictions: int
-    duplicate_commits: int
-    refusals: int
+    slot_count: int
+    free_slots: int
+    reserved_slots: int
+    committed_slots: int
+    evictable_slots: int
+    lease_count: int
+    committed_total: int
+    evicted_total: int
+    duplicate_total: int
+    """Commits of a key that another slot held already."""
+    refused_total: int
+    """Reservations that found no room."""
 
 
 class _State(Enum):
@@ -250,16 +252,16 @@ class BlockPool:
     def stat(self) -> PoolStat:
         """Counts, see ``PoolStat``."""
         return PoolStat(
-            slots=len(self._slots),
-            free=len(self._free),
-            reserved=self._reserved_count,
-            committed=len(self._held),
-            evictable=self._policy.exposed_count(),
-            leases=len(self._leases),
-            commits=self._commits,
-            evictions=self._evictions,
-            duplicate_commits=self._duplicate_commits,
-            refusals=self._refusals,
+            slot_count=len(self._slots),
+            free_slots=len(self._free),
+            reserved_slots=self._reserved_count,
+            committed_slots=len(self._held),
+            evictable_slots=self._policy.exposed_count(),
+            lease_count=len(self._leases),
+            committed_total=self._commits,
+            evicted_total=self._evictions,
+            duplicate_total=self._duplicate_commits,
+            refused_total=self._refusals,
         )
 
     def _evict_one(self) -> None:

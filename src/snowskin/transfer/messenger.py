@@ -1,0 +1,244 @@
+"""A node's Messenger: a process of its own that serves the node's segment to its peers.
+
+It maps the segment to read, so serving costs the engine no time. Peers of other hosts read over
+TCP; peers of the same host are handed the segment's descriptor once, over an abstract unix socket
+(no file, so nothing is left behind), and read it themselves from then on. Everyone authenticates
+first. It lives as long as its parent: the pipe between them is its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from snowskin.terms.errors import TransferFailed
+from snowskin.terms.ids import NodeId
+from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_server
+from snowskin.transfer.memory import Segment, SegmentLayout
+from snowskin.transfer.peer import Peer, local_host_id
+from snowskin.transfer.serving import BadRequest, serve_requests
+from snowskin.transfer.wire import receive_exactly
+
+__all__ = ["MessengerProcess", "Peer"]
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 3.0
+_LENGTH_BYTES = 4
+_MESSAGE_LIMIT_BYTES = 1 << 20
+
+
+class MessengerConfig(msgspec.Struct, frozen=True):
+    """What a Messenger is told at its start, over its standard input and never by arguments.
+
+    Args:
+        host: address to listen on.
+        segment_fd: inherited descriptor of the segment.
+        connections_limit: most peers' connections of each kind at once; more are closed at once.
+        idle_timeout_s: a connection without a request for so long is closed.
+        send_timeout_s: a client that takes no byte for so long is given up.
+    """
+
+    host: str
+    cluster_key: bytes
+    segment_fd: int
+    layout: SegmentLayout
+    connections_limit: int = 256
+    idle_timeout_s: float = 600.0
+    send_timeout_s: float = 30.0
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    port: int
+    shm_address: str
+
+
+class MessengerProcess:
+    """The parent's handle. It ends with ``stop``, or by itself when this process dies."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, peer: Peer
+    ) -> None:
+        self._process = process
+        self._control = control
+        self.peer = peer
+
+    @classmethod
+    def start(
+        cls,
+        segment: Segment,
+        *,
+        node: NodeId,
+        host: str = "127.0.0.1",
+        cluster_key: bytes,
+    ) -> MessengerProcess:
+        """Start a Messenger for ``segment`` and wait until it listens.
+
+        Raises:
+            TransferFailed: it did not come up, e.g. ``host`` is no address of this machine.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "snowskin.transfer.messenger"],
+                stdin=theirs.fileno(),
+                pass_fds=(segment.fd,),
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            )
+        config = MessengerConfig(
+            host=host, cluster_key=cluster_key, segment_fd=segment.fd, layout=segment.layout
+        )
+        ours.settimeout(START_TIMEOUT_S)
+        try:
+            _send_message(ours, config)
+            ready = msgspec.msgpack.decode(_receive_message(ours), type=_Ready)
+        except OSError as error:
+            process.kill()
+            process.wait()
+            ours.close()
+            raise TransferFailed(
+                f"the Messenger did not start on {host} (its own message is above): {error}"
+            ) from error
+        peer = Peer(
+            node=node,
+            host=host,
+            port=ready.port,
+            shm_address=ready.shm_address,
+            host_id=local_host_id(),
+            layout=segment.layout,
+        )
+        return cls(process, ours, peer)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it, and wait until it has ended. Idempotent."""
+        self._control.close()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _send_message(connection: socket.socket, message: msgspec.Struct) -> None:
+    packed = msgspec.msgpack.encode(message)
+    connection.sendall(len(packed).to_bytes(_LENGTH_BYTES, "little") + packed)
+
+
+def _receive_message(connection: socket.socket) -> bytes:
+    length_bytes = int.from_bytes(receive_exactly(connection, _LENGTH_BYTES), "little")
+    if length_bytes > _MESSAGE_LIMIT_BYTES:
+        raise OSError(f"a message of {length_bytes} bytes is over the limit")
+    return receive_exactly(connection, length_bytes)
+
+
+class _Listener:
+    """Accepts, authenticates and serves connections, each on a thread, up to a limit."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        config: MessengerConfig,
+        serve: Callable[[socket.socket], None],
+    ) -> None:
+        self._listening = listening
+        self._config = config
+        self._serve = serve
+        self._places = threading.BoundedSemaphore(config.connections_limit)
+
+    def start(self) -> None:
+        """Begin to accept on a thread."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                continue  # The caller went away again, or descriptors ran out for a moment.
+            if not self._places.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(HANDSHAKE_TIMEOUT_S)
+                authenticate_as_server(connection, self._config.cluster_key)
+                self._serve(connection)
+        except (OSError, TransferFailed, BadRequest):
+            pass  # The connection is closed: that is all that a caller who errs is told.
+        finally:
+            self._places.release()
+
+
+def _hand_over(connection: socket.socket, segment: Segment) -> None:
+    """Give the segment's descriptor, then keep the connection: its end tells that we died."""
+    socket.send_fds(connection, [b"F"], [segment.fd])
+    connection.settimeout(None)
+    connection.recv(1)
+
+
+def _listen_tcp(host: str) -> socket.socket:
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.bind((host, 0))
+    listening.listen(128)
+    return listening
+
+
+def _listen_unix() -> tuple[socket.socket, str]:
+    name = f"snowskin-{secrets.token_hex(12)}"
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(f"\0{name}")
+    listening.listen(128)
+    return listening, name
+
+
+def main() -> None:
+    """The Messenger's process: serve until the parent's end of standard input closes."""
+    # Ctrl-C reaches the whole process group; the parent decides when its Messenger ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=os.dup(0)) as control:
+        config = msgspec.msgpack.decode(_receive_message(control), type=MessengerConfig)
+        segment = Segment.attach(config.segment_fd, config.layout)
+        tcp = _listen_tcp(config.host)
+        unix, name = _listen_unix()
+
+        def serve_reads(connection: socket.socket) -> None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            serve_requests(
+                connection,
+                segment,
+                idle_timeout_s=config.idle_timeout_s,
+                send_timeout_s=config.send_timeout_s,
+            )
+
+        _Listener(tcp, config, serve_reads).start()
+        _Listener(unix, config, lambda connection: _hand_over(connection, segment)).start()
+        _send_message(control, _Ready(port=tcp.getsockname()[1], shm_address=name))
+        with contextlib.suppress(OSError):
+            control.recv(1)
+    # Threads may be in the middle of a send; there is nothing to be tidied up.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

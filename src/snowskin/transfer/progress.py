@@ -1,0 +1,105 @@
+"""How far a pull has come: what both transports share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from snowskin.transfer.memory import Segment
+
+
+class BlockPull(msgspec.Struct, frozen=True):
+    """One block to be read: from a peer's slot, if it is still of that generation, into our own."""
+
+    remote_slot: int
+    remote_generation: int
+    local_slot: int
+
+
+class PullResult(msgspec.Struct, frozen=True):
+    """What a pull brought.
+
+    Attributes:
+        landed: for each block asked for, whether all of it is here and right.
+        kv_bytes: bytes of the blocks that landed.
+        transfer_s: from the call to the last byte, waiting for the source included.
+        checksum_failures: blocks whose bytes arrived wrong; they are not among the landed.
+        waited_s: of ``transfer_s``, how long nothing was ready to be read.
+    """
+
+    landed: tuple[bool, ...]
+    kv_bytes: int
+    transfer_s: float
+    checksum_failures: int
+    waited_s: float = 0.0
+
+
+class PullProgress:
+    """The state of one pull, changed by the pulling thread alone. Indices are of its blocks.
+
+    Args:
+        cancelled: set by any thread to stop the pull.
+        on_part: called whenever the number of leading parts that have landed in *every* block
+            rises, with that number.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        blocks: Sequence[BlockPull],
+        *,
+        timeout_s: float,
+        cancelled: threading.Event | None,
+        on_part: Callable[[int], None] | None,
+    ) -> None:
+        self.segment = segment
+        self.begin_s = time.monotonic()
+        self.deadline_s = self.begin_s + timeout_s
+        self.part_count = segment.layout.part_count
+        self.remote_slots = np.array([block.remote_slot for block in blocks], dtype=np.intp)
+        self.local_slots = np.array([block.local_slot for block in blocks], dtype=np.intp)
+        self.generations = np.array([block.remote_generation for block in blocks], dtype=np.uint64)
+        self.parts: npt.NDArray[np.int64] = np.zeros(len(blocks), dtype=np.int64)
+        """Leading parts of each block that are here and right."""
+        self.missed = np.zeros(len(blocks), dtype=np.bool_)
+        self.checksum_failures = 0
+        self.waited_s = 0.0
+        self._cancelled = cancelled
+        self._on_part = on_part
+        self._parts_told = 0
+
+    def open_indices(self) -> npt.NDArray[np.intp]:
+        """Blocks that are neither whole nor missed."""
+        return np.flatnonzero(~self.missed & (self.parts < self.part_count))
+
+    def must_stop(self) -> bool:
+        """Whether the pull was cancelled or its time is over."""
+        if self._cancelled is not None and self._cancelled.is_set():
+            return True
+        return time.monotonic() >= self.deadline_s
+
+    def land(self, indices: npt.NDArray[np.intp] | int, parts: int) -> None:
+        """The first ``parts`` parts of these blocks are in place: let our own readers have them."""
+        self.parts[indices] = parts
+        self.segment.publish(self.local_slots[indices], parts)
+        if self._on_part is not None:
+            least = int(self.parts.min())
+            if least > self._parts_told:
+                self._parts_told = least
+                self._on_part(least)
+
+    def result(self) -> PullResult:
+        """What has come of it."""
+        landed = ~self.missed & (self.parts == self.part_count)
+        return PullResult(
+            landed=tuple(landed.tolist()),
+            kv_bytes=int(landed.sum()) * self.segment.layout.slot_bytes,
+            transfer_s=time.monotonic() - self.begin_s,
+            checksum_failures=self.checksum_failures,
+            waited_s=self.waited_s,
+        )

@@ -1,0 +1,177 @@
+"""The server's side of one connection: wait for parts to be ready, send them, say how it ended."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from snowskin.transfer.memory import Segment, SlotState
+from snowskin.transfer.wire import (
+    BLOCKS_LIMIT,
+    FRAME,
+    REQUEST,
+    REQUEST_MAGIC,
+    WANTED,
+    ConnectionEnded,
+    EndStatus,
+    FrameKind,
+    receive_exactly,
+    send_buffers,
+)
+
+POLL_LEAST_S = 50e-6
+POLL_MOST_S = 1e-3
+SLICE_BYTES_LIMIT = 1 << 20
+"""A slice of an unsealed block is at most so long (but at least one part)."""
+BATCH_BYTES = 4 << 20
+"""So much is gathered for one system call."""
+BATCH_BUFFERS = 512
+WAIT_LIMIT_S = 3600.0
+
+
+class BadRequest(Exception):
+    """The client, though authenticated, sent what is no request."""
+
+
+def serve_requests(
+    connection: socket.socket, segment: Segment, *, idle_timeout_s: float, send_timeout_s: float
+) -> None:
+    """Serve pulls one after the other until the client closes the connection or errs.
+
+    Raises:
+        BadRequest, OSError: the caller closes the connection.
+    """
+    while True:
+        connection.settimeout(idle_timeout_s)
+        try:
+            magic, count, wait_s = REQUEST.unpack(receive_exactly(connection, REQUEST.size))
+        except (ConnectionEnded, TimeoutError):
+            return
+        connection.settimeout(send_timeout_s)
+        if magic != REQUEST_MAGIC or not 1 <= count <= BLOCKS_LIMIT or not 0 <= wait_s < 1e9:
+            raise BadRequest
+        wanted = np.frombuffer(receive_exactly(connection, count * WANTED.itemsize), dtype=WANTED)
+        _Serving(connection, segment, wanted).run(min(wait_s, WAIT_LIMIT_S))
+
+
+class _Serving:
+    """One pull. Indices are of the request's blocks."""
+
+    def __init__(
+        self, connection: socket.socket, segment: Segment, wanted: npt.NDArray[np.void]
+    ) -> None:
+        self._connection = connection
+        self._segment = segment
+        self._part_bytes = segment.layout.part_bytes
+        self._part_count = segment.layout.part_count
+        self._slots = wanted["slot"].astype(np.intp)
+        self._generations = wanted["generation"].astype(np.uint64)
+        self._sent = np.zeros(len(wanted), dtype=np.int64)
+        self._open = np.arange(len(wanted), dtype=np.intp)
+        self._batch: list[memoryview] = []
+        self._batch_bytes = 0
+
+    def run(self, wait_s: float) -> None:
+        """Send all that becomes ready within ``wait_s``, and an end for every block."""
+        deadline_s = time.monotonic() + wait_s
+        pause_s = POLL_LEAST_S
+        # An index out of range, or an even generation (a free slot), is a miss from the start.
+        possible = (self._slots < self._segment.layout.slot_count) & (self._generations % 2 == 1)
+        self._end_blocks(self._open[~possible], EndStatus.MISSED)
+        self._open = self._open[possible]
+        while len(self._open):
+            if self._send_ready():
+                pause_s = POLL_LEAST_S
+                continue
+            self._flush()
+            if time.monotonic() >= deadline_s:
+                self._end_blocks(self._open, EndStatus.MISSED)
+                break
+            if select.select([self._connection], [], [], pause_s)[0]:
+                raise ConnectionEnded("the client wants no more")
+            pause_s = min(2 * pause_s, POLL_MOST_S)
+        self._queue(FRAME.pack(FrameKind.DONE, 0, 0, 0, 0, 0))
+        self._flush()
+
+    def _send_ready(self) -> bool:
+        """One look at the table and all slices that it allows; whether anything moved."""
+        table, slots = self._segment, self._slots[self._open]
+        live = table.generation[slots] == self._generations[self._open]
+        # Read after the generation: a newer use of the slot has cleared it before it became live.
+        ready = table.parts_ready[slots].astype(np.int64)
+        self._end_blocks(self._open[~live], EndStatus.MISSED)
+        open_now, ready = self._open[live], ready[live]
+        moving = open_now[ready > self._sent[open_now]]
+        for index, parts in zip(moving, ready[ready > self._sent[open_now]], strict=True):
+            self._send_block(int(index), int(parts))
+        still = live.copy()
+        still[live] = self._sent[open_now] < self._part_count
+        moved = len(moving) > 0 or not live.all()
+        self._open = self._open[still]
+        return moved
+
+    def _send_block(self, index: int, ready: int) -> None:
+        """Queue a block's newly ready parts as slices, and its end if it is whole.
+
+        A checksum that is computed here counts only if the generation is still right afterwards:
+        then it is of the bytes meant, and bytes that change before they are sent fail it there.
+        """
+        slot = int(self._slots[index])
+        first = int(self._sent[index])
+        ready = min(ready, self._part_count)
+        checksum = self._stored_checksum(slot)
+        if first == 0 and ready == self._part_count and checksum is not None:
+            self._queue_slice(index, 0, ready, checksum)
+        else:
+            step = max(1, SLICE_BYTES_LIMIT // self._part_bytes)
+            for start in range(first, ready, step):
+                stop = min(start + step, ready)
+                of_parts = xxhash.xxh3_64_intdigest(self._segment.data[slot, start:stop].data)
+                if not self._is_live(index):
+                    break
+                self._queue_slice(index, start, stop - start, of_parts)
+        self._sent[index] = ready
+        checksum = self._stored_checksum(slot)
+        if not self._is_live(index):
+            self._sent[index] = self._part_count
+            self._end_blocks([index], EndStatus.MISSED)
+        elif ready == self._part_count and checksum is not None:
+            self._end_blocks([index], EndStatus.SEALED, checksum)
+        elif ready == self._part_count:
+            self._end_blocks([index], EndStatus.SENT)
+
+    def _is_live(self, index: int) -> bool:
+        live: bool = self._segment.generation[self._slots[index]] == self._generations[index]
+        return live
+
+    def _stored_checksum(self, slot: int) -> int | None:
+        if self._segment.state[slot] != SlotState.SEALED:
+            return None
+        return int(self._segment.checksum[slot])
+
+    def _queue_slice(self, index: int, first: int, count: int, checksum: int) -> None:
+        self._queue(FRAME.pack(FrameKind.SLICE, 0, index, first, count, checksum))
+        parts = self._segment.data[self._slots[index], first : first + count]
+        self._queue(parts.reshape(-1).data)
+
+    def _end_blocks(
+        self, indices: npt.NDArray[np.intp] | list[int], status: EndStatus, checksum: int = 0
+    ) -> None:
+        for index in indices:
+            self._queue(FRAME.pack(FrameKind.END, status, index, 0, 0, checksum))
+
+    def _queue(self, buffer: bytes | memoryview) -> None:
+        self._batch.append(memoryview(buffer))
+        self._batch_bytes += len(buffer)
+        if self._batch_bytes >= BATCH_BYTES or len(self._batch) >= BATCH_BUFFERS:
+            self._flush()
+
+    def _flush(self) -> None:
+        send_buffers(self._connection, self._batch)
+        self._batch = []
+        self._batch_bytes = 0

@@ -1,0 +1,91 @@
+"""What goes over a data connection, to the byte. All integers are little-endian.
+
+Client to server, after authentication: a request, ``REQUEST`` (magic, number of blocks, seconds
+that the server may wait) followed by that many ``WANTED`` entries (slot, generation).
+
+Server to client: frames of ``FRAME_BYTES``, each followed by the bytes of its parts if it is a
+slice. Blocks are named by their index in the request.
+
+* ``SLICE``: ``count`` parts of a block from part ``first``; ``checksum`` is xxh3-64 of them. A
+  slice may be of a whole sealed block, then its checksum is the stored one.
+* ``END``: nothing more comes for the block. ``status`` tells whether all of it was sent; if the
+  block is sealed, ``checksum`` is the stored one of the whole block.
+* ``DONE``: every block has ended; the connection is free for the next request.
+
+A client that wants no more closes the connection.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+REQUEST = struct.Struct("<4sId")
+REQUEST_MAGIC = b"PULL"
+WANTED = np.dtype([("slot", "<u4"), ("generation", "<u8")])
+FRAME = struct.Struct("<BBxxIIIQ")
+FRAME_BYTES = FRAME.size
+BLOCKS_LIMIT = 65_536
+"""Most blocks in one request."""
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is."""
+
+    SLICE = 1
+    END = 2
+    DONE = 3
+
+
+class EndStatus(enum.IntEnum):
+    """How a block's transfer ended."""
+
+    MISSED = 0
+    """The slot is not (any more) what was asked for, or never became ready in time."""
+    SENT = 1
+    """All parts were sent; not sealed yet."""
+    SEALED = 2
+    """All parts were sent, and the frame carries the block's stored checksum."""
+
+
+class ConnectionEnded(ConnectionError):
+    """The other end closed the connection before the message was whole."""
+
+
+def receive_exactly(connection: socket.socket, length_bytes: int) -> bytes:
+    """So many bytes, for short messages (large ones go into registered memory)."""
+    buffer = bytearray(length_bytes)
+    receive_into(connection, memoryview(buffer))
+    return bytes(buffer)
+
+
+def receive_into(connection: socket.socket, buffer: memoryview) -> None:
+    """Fill a buffer.
+
+    Raises:
+        ConnectionEnded: the connection ended before.
+        TimeoutError: the socket's timeout passed without a byte.
+    """
+    while buffer:
+        received = connection.recv_into(buffer)
+        if received == 0:
+            raise ConnectionEnded("the peer closed the connection")
+        buffer = buffer[received:]
+
+
+def send_buffers(connection: socket.socket, buffers: Sequence[memoryview]) -> None:
+    """Send several buffers in order, gathered by the kernel, none of them copied here."""
+    pending = list(buffers)
+    while pending:
+        sent = connection.sendmsg(pending)
+        done = 0
+        while done < len(pending) and sent >= len(pending[done]):
+            sent -= len(pending[done])
+            done += 1
+        del pending[:done]
+        if sent:
+            pending[0] = pending[0][sent:]
