@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from snowskin.cluster import messages as m
-from snowskin.cluster.node import Load
+from snowskin.cluster.node import Load, Node
 from snowskin.cluster.prefill_node import landed_prefix, pulls
 from snowskin.engine import decode as d
-from snowskin.store.blocks import BlockStore
 from snowskin.store.pool import PoolFull
 from snowskin.terms.errors import TransferFailed
 from snowskin.terms.events import PlacedBlock
-from snowskin.terms.ids import BlockKey, NodeId, RequestId
+from snowskin.terms.ids import BlockKey, RequestId
 from snowskin.terms.request import GenerationRequest
-from snowskin.transfer.engine import TransferEngine
 
 PULL_THREADS = 16
 PULL_TIMEOUT_S = 600.0
@@ -29,22 +26,22 @@ ROOM_POLL_S = 0.02
 class DecodeWorker:
     """Fulfils ``Worker``."""
 
-    def __init__(
-        self,
-        node: NodeId,
-        *,
-        engine: d.DecodeEngine,
-        store: BlockStore,
-        transfer: TransferEngine,
-        say: Callable[..., None],
-        wake_engine: Callable[[], None],
-    ) -> None:
-        self._node = node
-        self._engine = engine
-        self._store = store
-        self._transfer = transfer
-        self._say = say
-        self._wake_engine = wake_engine
+    def __init__(self, node: Node) -> None:
+        config = node.config
+        self._node = config.node
+        self._engine = d.DecodeEngine(
+            node.parts.model,
+            node.parts.store,
+            d.DecodeConfig(
+                key_space=config.key_space,
+                device_tokens=config.device_tokens,
+                sequence_limit=config.sequence_limit,
+            ),
+        )
+        self._store = node.parts.store
+        self._transfer = node.parts.transfer
+        self._say = node.say
+        self._wake_engine = node.wake_engine
         self._pullers = ThreadPoolExecutor(PULL_THREADS, thread_name_prefix="pull")
         self._lock = threading.Lock()
         self._pulling: dict[RequestId, threading.Event] = {}

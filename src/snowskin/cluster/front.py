@@ -193,7 +193,7 @@ class Cluster:
             sequence_limit=config.sequence_limit,
             threads=config.engine_threads,
         )
-        return Child("snowskin.cluster.node", msgspec.msgpack.encode(node_config))
+        return Child("snowskin.cluster.node_process", msgspec.msgpack.encode(node_config))
 
     def _send(self, node: NodeId, message: m.ToNode) -> None:
         # A node that is gone takes no messages; its end is noticed by the supervisor.

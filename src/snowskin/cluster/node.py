@@ -1,4 +1,4 @@
-"""A node process: one model, one engine thread, one segment with its Messenger, one control wire.
+"""A node: one model, one engine thread, one segment with its Messenger, one control wire.
 
 The event loop carries messages; the engine thread computes; worker threads wait for transfers.
 The loop alone sends, so what a node says arrives in the order in which it became true.
@@ -9,25 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import statistics
-import sys
 import threading
 import time
 from collections import deque
-from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from snowskin.cluster import messages as m
-from snowskin.cluster.child import read_config, watch_lifeline
 from snowskin.cluster.config import NodeConfig
+from snowskin.cluster.parts import NodeParts
 from snowskin.cluster.wire import NodeWire
-from snowskin.store.blocks import BlockStore
-from snowskin.terms.errors import SnowskinError
 from snowskin.terms.events import NodeReported
-from snowskin.transfer.engine import TransferEngine
 
 log = logging.getLogger("snowskin.node")
 
@@ -36,6 +30,10 @@ STOP_GRACE_S = 3.0
 IDLE_WAIT_S = 0.25
 """The engine thread looks for work at least so often, should a wake-up be lost."""
 STEP_SAMPLES = 32
+
+
+class MessengerDied(Exception):
+    """Peers can no longer read here; the node ends and is started again with a new Messenger."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -73,14 +71,12 @@ class Node:
     def __init__(
         self,
         config: NodeConfig,
-        store: BlockStore,
-        transfer: TransferEngine,
+        parts: NodeParts,
         wire: NodeWire,
         stop: asyncio.Event,
     ) -> None:
-        self._config = config
-        self._store = store
-        self._transfer = transfer
+        self.config = config
+        self.parts = parts
         self._wire = wire
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
@@ -99,7 +95,7 @@ class Node:
         self._work.set()
 
     def _send(self, words: tuple[m.FromNode, ...]) -> None:
-        changes = self._store.drain_events()
+        changes = self.parts.store.drain_events()
         if changes:
             self._wire.send(m.StoreChanged(changes=changes))
         for word in words:
@@ -138,19 +134,21 @@ class Node:
             message = await self._wire.receive()
             match message:
                 case m.LeaseBlocks(owner=owner, keys=keys, duration_s=duration_s):
-                    self._store.grant_lease(owner, keys, time.monotonic() + duration_s)
+                    self.parts.store.grant_lease(owner, keys, time.monotonic() + duration_s)
                 case m.DropLease(owner=owner):
-                    self._store.end_lease(owner)
+                    self.parts.store.end_lease(owner)
                 case _:
                     worker.handle(message)
 
     async def _beat(self, worker: Worker) -> None:
         while True:
-            self._store.expire(time.monotonic())
+            if not self.parts.messenger.alive():
+                raise MessengerDied(self.config.node)
+            self.parts.store.expire(time.monotonic())
             load = worker.load()
             steps_s = tuple(self._step_s)
             report = NodeReported(
-                node=self._config.node,
+                node=self.config.node,
                 running_sequences=load.running_sequences,
                 waiting_sequences=load.waiting_sequences,
                 context_tokens=load.context_tokens,
@@ -160,7 +158,7 @@ class Node:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _counters(self, load: Load) -> m.NodeCounters:
-        stored, moved = self._store.stat(), self._transfer.stat()
+        stored, moved = self.parts.store.stat(), self.parts.transfer.stat()
         return m.NodeCounters(
             blocks_total=stored.slot_count,
             blocks_used=stored.slot_count - stored.free_slots,
@@ -186,40 +184,3 @@ class Node:
         except BaseException as failure:  # Told to the main thread, which ends the process.
             self._failure = failure
             self._loop.call_soon_threadsafe(self._stop.set)
-
-
-async def serve_node(config: NodeConfig, lifeline: int) -> None:
-    """Load the model, then serve until the front goes or says so."""
-    from snowskin.cluster.build import BuiltNode
-
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    watch_lifeline(lifeline, partial(loop.call_soon_threadsafe, stop.set), grace_s=STOP_GRACE_S)
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    built = await asyncio.to_thread(BuiltNode, config)
-    wire = NodeWire(
-        address=config.front_address, identity=config.identity, cluster_key=config.cluster_key
-    )
-    try:
-        node = Node(config, built.store, built.transfer, wire, stop)
-        await node.run(built.worker(node), built.ready)
-    finally:
-        wire.close()
-        built.close()
-
-
-def main() -> None:
-    """The entry point of a node process; its arguments are two inherited descriptors."""
-    config_fd, lifeline = int(sys.argv[1]), int(sys.argv[2])
-    config = msgspec.msgpack.decode(read_config(config_fd), type=NodeConfig)
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s {config.node} %(levelname)s %(message)s"
-    )
-    try:
-        asyncio.run(serve_node(config, lifeline))
-    except SnowskinError as error:
-        log.error("%s", error)
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from snowskin.cluster import messages as m
-from snowskin.cluster.node import Load
+from snowskin.cluster.node import Load, Node
 from snowskin.engine import prefill as p
-from snowskin.store.blocks import BlockStore
 from snowskin.store.pool import PoolFull
 from snowskin.terms.errors import TransferFailed
 from snowskin.terms.events import FetchFinished, PlacedBlock
-from snowskin.terms.ids import NodeId, RequestId, SlotIndex
-from snowskin.transfer.engine import BlockPull, PullResult, TransferEngine
+from snowskin.terms.ids import RequestId, SlotIndex
+from snowskin.transfer.engine import BlockPull, PullResult
 
 FETCH_THREADS = 4
 FETCH_TIMEOUT_S = 20.0
@@ -28,22 +26,23 @@ class PrefillWorker:
     meanwhile. What was fetched is committed here: hot blocks spread.
     """
 
-    def __init__(
-        self,
-        node: NodeId,
-        *,
-        engine: p.PrefillEngine,
-        store: BlockStore,
-        transfer: TransferEngine,
-        say: Callable[..., None],
-        wake_engine: Callable[[], None],
-    ) -> None:
-        self._node = node
-        self._engine = engine
-        self._store = store
-        self._transfer = transfer
-        self._say = say
-        self._wake_engine = wake_engine
+    def __init__(self, node: Node) -> None:
+        config = node.config
+        self._node = config.node
+        self._engine = p.PrefillEngine(
+            node.parts.model,
+            node.parts.store,
+            p.PrefillConfig(
+                key_space=config.key_space,
+                chunk_tokens=config.chunk_tokens,
+                device_tokens=config.device_tokens,
+                sequence_limit=config.sequence_limit,
+            ),
+        )
+        self._store = node.parts.store
+        self._transfer = node.parts.transfer
+        self._say = node.say
+        self._wake_engine = node.wake_engine
         self._fetchers = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
         self._lock = threading.Lock()
         self._fetching: dict[RequestId, threading.Event] = {}

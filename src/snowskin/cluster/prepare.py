@@ -11,8 +11,8 @@ from pathlib import Path
 import xxhash
 from rich.console import Console
 
-from snowskin.cluster.build import segment_layout
 from snowskin.cluster.config import ServeConfig
+from snowskin.cluster.parts import segment_layout
 from snowskin.cost.profile import Profile, load_profile
 from snowskin.engine.default_model import cache_dir, resolve_model
 from snowskin.engine.model import ModelInfo, inspect_model

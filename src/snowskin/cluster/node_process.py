@@ -1,0 +1,64 @@
+"""The process of one node, from its first instruction to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from snowskin.cluster.child import read_config, watch_lifeline
+from snowskin.cluster.config import NodeConfig
+from snowskin.cluster.decode_node import DecodeWorker
+from snowskin.cluster.node import STOP_GRACE_S, Node, Worker
+from snowskin.cluster.parts import NodeParts
+from snowskin.cluster.prefill_node import PrefillWorker
+from snowskin.cluster.wire import NodeWire
+from snowskin.terms.errors import SnowskinError
+from snowskin.terms.ids import Role
+
+log = logging.getLogger("snowskin.node")
+
+WORKERS: dict[Role, Callable[[Node], Worker]] = {
+    Role.PREFILL: PrefillWorker,
+    Role.DECODE: DecodeWorker,
+}
+
+
+async def serve_node(config: NodeConfig, lifeline: int) -> None:
+    """Load the model, then serve until the front goes or says so."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    watch_lifeline(lifeline, partial(loop.call_soon_threadsafe, stop.set), grace_s=STOP_GRACE_S)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    parts = await asyncio.to_thread(NodeParts, config)
+    wire = NodeWire(
+        address=config.front_address, identity=config.identity, cluster_key=config.cluster_key
+    )
+    try:
+        node = Node(config, parts, wire, stop)
+        await node.run(WORKERS[config.role](node), parts.ready)
+    finally:
+        wire.close()
+        parts.close()
+
+
+def main() -> None:
+    """The entry point of a node process; its arguments are two inherited descriptors."""
+    config_fd, lifeline = int(sys.argv[1]), int(sys.argv[2])
+    config = msgspec.msgpack.decode(read_config(config_fd), type=NodeConfig)
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {config.node} %(levelname)s %(message)s"
+    )
+    try:
+        asyncio.run(serve_node(config, lifeline))
+    except SnowskinError as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
