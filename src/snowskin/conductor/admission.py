@@ -48,16 +48,10 @@ Rule = Callable[[AdmissionQuestion], Refusal | None]
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """A pair of checks: at arrival, and again once prefill is done where there is one."""
+    """A check at arrival, and another once prefill is done; None lets everybody pass."""
 
-    at_arrival: Rule
+    at_arrival: Rule | None
     after_prefill: Rule | None = None
-
-
-def admit_all(question: AdmissionQuestion) -> Refusal | None:
-    """Nobody is refused."""
-    del question
-    return None
 
 
 def check_ttft(question: AdmissionQuestion) -> Refusal | None:
@@ -114,7 +108,7 @@ def check_ttft_and_predicted_load(question: AdmissionQuestion) -> Refusal | None
 
 
 ADMISSIONS: dict[str, Admission] = {
-    "none": Admission(admit_all),
+    "none": Admission(None),
     "baseline": Admission(check_ttft, after_prefill=check_present_load),
     "early": Admission(check_ttft_and_present_load),
     "predicted": Admission(check_ttft_and_predicted_load),

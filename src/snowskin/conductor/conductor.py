@@ -54,9 +54,6 @@ from snowskin.terms.events import (
 )
 from snowskin.terms.ids import NodeId, RequestId
 
-_NO_NODE_RETRY_S = 5.0
-"""A launcher restarts a node within seconds; no prediction of ours knows better."""
-
 
 class ConductorStat(msgspec.Struct, frozen=True):
     """Where every request that ever arrived has gone."""
@@ -167,9 +164,9 @@ class Conductor:
             )
         number = self._arrived
         self._arrived += 1
-        down = self._role_down()
-        if down is not None:
-            return self._turn_away(event.request, Refusal(down, _NO_NODE_RETRY_S), None)
+        obstacle = self._fleet.obstacle(self._now_s)
+        if obstacle is not None:
+            return self._turn_away(event.request, obstacle, None)
         if event.prompt_tokens >= self._fleet.widest_decode_tokens():
             self._outcomes[Outcome.FAILED] += 1
             reason = f"no decode node's device memory holds {event.prompt_tokens} tokens"
@@ -193,10 +190,9 @@ class Conductor:
             ttft_s=prefill.chosen.ttft_s,
             tbt_s=decode.chosen.tbt_s,
         )
-        if admit:
-            refusal = self._admission.at_arrival(
-                self._admission_question(arrived, decode.chosen.node, decision.ttft_s)
-            )
+        check = self._admission.at_arrival
+        if check is not None and admit:
+            refusal = check(self._admission_question(arrived, decode.chosen.node, decision.ttft_s))
             if refusal is not None:
                 return self._turn_away(arrived.request, refusal, decision)
         self._flights[arrived.request] = flight
@@ -385,7 +381,7 @@ class Conductor:
         node.report(event.context_tokens)
         if event.step_s is not None and event.running_sequences > 0:
             predicted_s = self.profile.decode.step_s(event.running_sequences, event.context_tokens)
-            node.compute.observe(real_s=event.step_s, predicted_s=predicted_s)
+            node.observe_step(real_s=event.step_s, predicted_s=predicted_s)
         return ()
 
     def _lose(self, lost: NodeId) -> tuple[Command, ...]:
@@ -408,13 +404,13 @@ class Conductor:
         return tuple(commands)
 
     def _rescue(self, flight: Flight, lost: NodeId) -> tuple[Command, ...]:
-        down = self._role_down()
+        obstacle = self._fleet.obstacle(self._now_s)
         if flight.stage >= Stage.PREFILLED:
             reason = f"node {lost} was lost after the first token"
         elif flight.placements >= self.config.max_placements:
             reason = f"node {lost} was lost, the last of {flight.placements} that were tried"
-        elif down is not None:
-            reason = f"node {lost} was lost, and {down}"
+        elif obstacle is not None:
+            reason = f"node {lost} was lost, and {obstacle.reason}"
         else:
             self._placed_again += 1
             return self._place(flight, admit=False)
@@ -451,11 +447,6 @@ class Conductor:
         self._forecast.remove(flight.number, flight.decode_start_s)
         flight.decode_start_s = self._now_s
         self._forecast.add(flight.number, self._now_s, flight.arrived.prompt_tokens)
-
-    def _role_down(self) -> str | None:
-        if not self._fleet.prefill:
-            return "no prefill node is up"
-        return None if self._fleet.decode else "no decode node is up"
 
     def _ignore(self) -> tuple[Command, ...]:
         self._stale_events += 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
+from snowskin.conductor.draw import draw_least, shortlist
 from snowskin.cost.costs import DecodeCost
 from snowskin.terms.commands import DecodeCandidate
 from snowskin.terms.ids import NodeId
@@ -40,7 +42,7 @@ class DecodeView(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodeChoice(msgspec.Struct, frozen=True, gc=False):
-    """The chosen decode node, why, and every candidate's scores."""
+    """The chosen decode node, why, and the best candidates' scores."""
 
     chosen: DecodeCandidate
     candidates: tuple[DecodeCandidate, ...]
@@ -55,19 +57,18 @@ def choose_decode(
     Equals are drawn at random. A request without room waits at its node; whether it may is for
     admission to say.
     """
-    candidates = tuple([view.with_request(prompt_tokens, cost) for view in nodes])
-    roomy = [
-        candidate
-        for candidate, view in zip(candidates, nodes, strict=True)
-        if view.has_room(prompt_tokens)
+    tbts = [
+        cost.step_s(view.sequences + 1, view.context_tokens + prompt_tokens) * view.correction
+        for view in nodes
     ]
-    pool = roomy or candidates
-    least_s = min([candidate.tbt_s for candidate in pool])
-    equals = [candidate for candidate in pool if candidate.tbt_s == least_s]
-    chosen = equals[0] if len(equals) == 1 else rng.choice(equals)
-    reason = (
-        f"{chosen.node} has the least TBT"
-        if roomy
-        else f"no decode node has room, {chosen.node} is the least loaded"
-    )
-    return DecodeChoice(chosen, candidates, reason)
+    crowded = [not view.has_room(prompt_tokens) for view in nodes]
+    if all(crowded):
+        index = draw_least(tbts, rng)
+        reason = f"no decode node has room, {nodes[index].node} is the least loaded"
+    else:
+        scores = [inf if full else tbt_s for full, tbt_s in zip(crowded, tbts, strict=True)]
+        index = draw_least(scores, rng)
+        reason = f"{nodes[index].node} has the least TBT"
+    indices = shortlist(tbts, index)
+    candidates = tuple([nodes[listed].with_request(prompt_tokens, cost) for listed in indices])
+    return DecodeChoice(candidates[indices.index(index)], candidates, reason)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from snowskin.conductor.admission import Refusal
 from snowskin.conductor.config import ConductorConfig
 from snowskin.conductor.decode_choice import DecodeView
 from snowskin.conductor.prediction import Correction
-from snowskin.conductor.prefill_choice import FetchSource, PrefillView
-from snowskin.conductor.state import DecodeNode, PrefillNode
+from snowskin.conductor.prefill_choice import FetchSource, PrefillPool
+from snowskin.conductor.state import DecodeNode, Node, PrefillNode
 from snowskin.cost.profile import Profile
 from snowskin.terms.events import NodeJoined
 from snowskin.terms.ids import NodeId, Role
+
+_NO_NODE_RETRY_S = 5.0
+"""A launcher restarts a node within seconds; no prediction of ours knows better."""
 
 
 class Fleet:
@@ -24,47 +28,59 @@ class Fleet:
         self._block_bytes = profile.kv_bytes(config.block_tokens)
         self.prefill: dict[NodeId, PrefillNode] = {}
         self.decode: dict[NodeId, DecodeNode] = {}
+        self._nodes: dict[NodeId, Node] = {}
 
     def __contains__(self, node: NodeId) -> bool:
-        return node in self.prefill or node in self.decode
+        return node in self._nodes
 
     def join(self, joined: NodeJoined) -> None:
         """A node is up, with nothing to do."""
+        link, compute = self._correction(), self._correction()
         if joined.role is Role.PREFILL:
-            self.prefill[joined.node] = PrefillNode(
-                joined, link=self._correction(), compute=self._correction()
-            )
+            prefill = PrefillNode(joined, link=link, compute=compute)
+            self.prefill[joined.node] = self._nodes[joined.node] = prefill
         else:
-            self.decode[joined.node] = DecodeNode(
-                joined, link=self._correction(), compute=self._correction()
-            )
+            decode = DecodeNode(joined, link=link, compute=compute)
+            self.decode[joined.node] = self._nodes[joined.node] = decode
 
     def lose(self, node: NodeId) -> None:
         """A node is gone, with all that was known of it."""
+        del self._nodes[node]
         self.prefill.pop(node, None)
         self.decode.pop(node, None)
 
-    def node(self, node: NodeId) -> PrefillNode | DecodeNode | None:
+    def node(self, node: NodeId) -> Node | None:
         """A node that is up, whatever its role."""
-        return self.prefill.get(node) or self.decode.get(node)
+        return self._nodes.get(node)
 
     def widest_decode_tokens(self) -> int:
         """The most tokens that any decode node's device memory holds."""
         return max([node.joined.device_tokens for node in self.decode.values()], default=0)
 
+    def obstacle(self, now_s: float) -> Refusal | None:
+        """What keeps every request from being placed; None if nothing does."""
+        if not self.prefill:
+            return Refusal("no prefill node is up", _NO_NODE_RETRY_S)
+        if not self.decode:
+            return Refusal("no decode node is up", _NO_NODE_RETRY_S)
+        for node in self.prefill.values():
+            if not node.is_full():
+                return None
+        # A place is free as soon as the first of a queue is done.
+        room_in_s = min([node.mean_turn_s(now_s) for node in self.prefill.values()])
+        return Refusal("the queue of every prefill node is full", room_in_s)
+
     def view_prefill(
         self, prefixes: Mapping[NodeId, int], usable_blocks: int, now_s: float
-    ) -> list[PrefillView]:
-        """Each prefill node with the prefix that it may reuse."""
-        return [
-            PrefillView(
-                name,
-                min(prefixes.get(name, 0), usable_blocks),
-                node.queue_s(now_s),
-                node.compute.ratio,
-            )
-            for name, node in self.prefill.items()
-        ]
+    ) -> PrefillPool:
+        """The prefill nodes whose queue is not full, with the prefix that each may reuse."""
+        nodes = [node for node in self.prefill.values() if not node.is_full()]
+        return PrefillPool(
+            [node.node for node in nodes],
+            [min(prefixes.get(node.node, 0), usable_blocks) for node in nodes],
+            [node.queue_s(now_s) for node in nodes],
+            [node.compute.ratio for node in nodes],
+        )
 
     def view_decode(self) -> list[DecodeView]:
         """Each decode node with every request that was placed on it."""
@@ -83,7 +99,7 @@ class Fleet:
         holders = [
             node
             for name, blocks in prefixes.items()
-            if blocks >= best and (node := self.node(name)) is not None
+            if blocks >= best and (node := self._nodes.get(name)) is not None
         ]
         if not holders:
             return None

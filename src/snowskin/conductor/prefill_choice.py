@@ -10,21 +10,25 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from snowskin.conductor.draw import draw_least, shortlist
 from snowskin.cost.costs import PrefillCost
 from snowskin.terms.commands import PrefillCandidate
 from snowskin.terms.ids import NodeId
 
 
-class PrefillView(msgspec.Struct, frozen=True, gc=False):
-    """A prefill node at the moment of the choice."""
+class PrefillPool(msgspec.Struct, frozen=True, gc=False):
+    """Every prefill node that may take a request, at the moment of the choice.
 
-    node: NodeId
-    local_blocks: int
-    """Leading blocks of this prompt that it holds, and may reuse."""
-    queue_s: float
-    """Predicted time until it could start."""
-    correction: float
-    """Real over predicted prefill time, as observed on it."""
+    Column by column, since a choice reads each of a hundred nodes once.
+    """
+
+    nodes: Sequence[NodeId]
+    local_blocks: Sequence[int]
+    """Leading blocks of this prompt that a node holds, and may reuse."""
+    queue_s: Sequence[float]
+    """Predicted time until a node could start."""
+    corrections: Sequence[float]
+    """Real over predicted prefill time, as observed on a node."""
 
 
 class FetchSource(msgspec.Struct, frozen=True, gc=False):
@@ -53,47 +57,60 @@ class PrefillQuestion(msgspec.Struct, frozen=True, gc=False):
     source: FetchSource | None
     """None if no node holds a block of the prompt."""
 
+    def prefill_s(self, reused_blocks: int) -> float:
+        """Predicted time to prefill, before correction."""
+        return self.cost.seconds(self.prompt_tokens, reused_blocks * self.block_tokens)
+
+    def may_fetch(self, local_blocks: int) -> bool:
+        """Whether the best prefix is so much longer than a node's own that a fetch is considered.
+
+        Without a local prefix the ratio is infinite: 0 × threshold is below any source.
+        """
+        best_blocks = self.source.blocks if self.source is not None else 0
+        return best_blocks > local_blocks and best_blocks >= local_blocks * self.balancing_threshold
+
 
 class PrefillChoice(msgspec.Struct, frozen=True, gc=False):
-    """A policy's answer, with its reason and every candidate's scores."""
+    """A policy's answer, with its reason and the best candidates' scores, in node order."""
 
     chosen: PrefillCandidate
     candidates: tuple[PrefillCandidate, ...]
     reason: str
 
 
-Policy = Callable[[PrefillQuestion, Sequence[PrefillView], random.Random], PrefillChoice]
+_Candidate = Callable[[PrefillQuestion, PrefillPool, int], PrefillCandidate]
+Policy = Callable[[PrefillQuestion, PrefillPool, random.Random], PrefillChoice]
 
 
 def choose_at_random(
-    question: PrefillQuestion, nodes: Sequence[PrefillView], rng: random.Random
+    question: PrefillQuestion, pool: PrefillPool, rng: random.Random
 ) -> PrefillChoice:
     """Any node, with equal chance; it reuses what it happens to hold."""
-    candidates = tuple(_local_candidate(question, view) for view in nodes)
-    return PrefillChoice(rng.choice(candidates), candidates, "drawn at random")
+    index = rng.randrange(len(pool.nodes))
+    candidates, chosen = _score(question, pool, _local_ttfts(question, pool), index)
+    return PrefillChoice(chosen, candidates, "drawn at random")
 
 
 def choose_least_queue(
-    question: PrefillQuestion, nodes: Sequence[PrefillView], rng: random.Random
+    question: PrefillQuestion, pool: PrefillPool, rng: random.Random
 ) -> PrefillChoice:
     """The node that is free soonest, whatever it holds."""
-    candidates = tuple(_local_candidate(question, view) for view in nodes)
-    least_s = min(candidate.queue_s for candidate in candidates)
-    chosen = _draw([c for c in candidates if c.queue_s == least_s], rng)
+    index = draw_least(pool.queue_s, rng)
+    candidates, chosen = _score(question, pool, pool.queue_s, index)
     return PrefillChoice(chosen, candidates, f"{chosen.node} has the shortest queue")
 
 
 def choose_least_local_ttft(
-    question: PrefillQuestion, nodes: Sequence[PrefillView], rng: random.Random
+    question: PrefillQuestion, pool: PrefillPool, rng: random.Random
 ) -> PrefillChoice:
     """The least T_queue + T_prefill, with each node's own prefix only (FAST '25, Fig. 5)."""
-    candidates = tuple(_local_candidate(question, view) for view in nodes)
-    chosen = _least_ttft(candidates, rng)
+    ttfts = _local_ttfts(question, pool)
+    candidates, chosen = _score(question, pool, ttfts, draw_least(ttfts, rng))
     return PrefillChoice(chosen, candidates, _reason(chosen))
 
 
 def choose_by_algorithm_1(
-    question: PrefillQuestion, nodes: Sequence[PrefillView], rng: random.Random
+    question: PrefillQuestion, pool: PrefillPool, rng: random.Random
 ) -> PrefillChoice:
     """The least T_transfer + T_queue + T_prefill (arXiv 2407.00079 §6.1, Algorithm 1).
 
@@ -104,19 +121,16 @@ def choose_by_algorithm_1(
     """
     source = question.source
     if source is None:
-        return choose_least_local_ttft(question, nodes, rng)
-    threshold = question.balancing_threshold
-    candidates: list[PrefillCandidate] = []
-    for view in nodes:
-        local = _local_candidate(question, view)
-        # Without a local prefix the ratio is infinite, and 0 × threshold is below any source.
-        if source.blocks > view.local_blocks and source.blocks >= view.local_blocks * threshold:
-            fetched = _fetching_candidate(question, view, source)
-            candidates.append(fetched if fetched.ttft_s < local.ttft_s else local)
-        else:
-            candidates.append(local)
-    chosen = _least_ttft(candidates, rng)
-    return PrefillChoice(chosen, tuple(candidates), _reason(chosen))
+        return choose_least_local_ttft(question, pool, rng)
+    ttfts = _local_ttfts(question, pool)
+    fetched_s = question.prefill_s(source.blocks)
+    for index, blocks in enumerate(pool.local_blocks):
+        if question.may_fetch(blocks):
+            prefill_s = fetched_s * pool.corrections[index]
+            ttft_s = source.transfer_s(source.blocks - blocks) + pool.queue_s[index] + prefill_s
+            ttfts[index] = min(ttfts[index], ttft_s)
+    candidates, chosen = _score(question, pool, ttfts, draw_least(ttfts, rng), _better_candidate)
+    return PrefillChoice(chosen, candidates, _reason(chosen))
 
 
 POLICIES: dict[str, Policy] = {
@@ -128,38 +142,52 @@ POLICIES: dict[str, Policy] = {
 """Every way to choose a prefill node, by the name that the command line uses."""
 
 
-def _local_candidate(question: PrefillQuestion, view: PrefillView) -> PrefillCandidate:
-    blocks = view.local_blocks
-    prefill_s = question.cost.seconds(question.prompt_tokens, blocks * question.block_tokens)
-    return PrefillCandidate(
-        view.node, blocks, blocks, 0.0, view.queue_s, prefill_s * view.correction
-    )
+def _local_ttfts(question: PrefillQuestion, pool: PrefillPool) -> list[float]:
+    # Most nodes hold the same few prefixes, most often none.
+    seconds = {blocks: question.prefill_s(blocks) for blocks in set(pool.local_blocks)}
+    return [
+        queue_s + seconds[blocks] * correction
+        for queue_s, blocks, correction in zip(
+            pool.queue_s, pool.local_blocks, pool.corrections, strict=True
+        )
+    ]
 
 
-def _fetching_candidate(
-    question: PrefillQuestion, view: PrefillView, source: FetchSource
-) -> PrefillCandidate:
-    reused_tokens = source.blocks * question.block_tokens
-    return PrefillCandidate(
-        view.node,
-        view.local_blocks,
+def _local_candidate(question: PrefillQuestion, pool: PrefillPool, index: int) -> PrefillCandidate:
+    blocks = pool.local_blocks[index]
+    prefill_s = question.prefill_s(blocks) * pool.corrections[index]
+    return PrefillCandidate(pool.nodes[index], blocks, blocks, 0.0, pool.queue_s[index], prefill_s)
+
+
+def _better_candidate(question: PrefillQuestion, pool: PrefillPool, index: int) -> PrefillCandidate:
+    """The node as it would do best: by a fetch, where that is open to it and pays."""
+    local = _local_candidate(question, pool, index)
+    source = question.source
+    if source is None or not question.may_fetch(local.local_blocks):
+        return local
+    fetching = PrefillCandidate(
+        local.node,
+        local.local_blocks,
         source.blocks,
-        source.transfer_s(source.blocks - view.local_blocks),
-        view.queue_s,
-        question.cost.seconds(question.prompt_tokens, reused_tokens) * view.correction,
+        source.transfer_s(source.blocks - local.local_blocks),
+        local.queue_s,
+        question.prefill_s(source.blocks) * pool.corrections[index],
         source.node,
     )
+    return fetching if fetching.ttft_s < local.ttft_s else local
 
 
-def _least_ttft(candidates: Sequence[PrefillCandidate], rng: random.Random) -> PrefillCandidate:
-    times = [candidate.ttft_s for candidate in candidates]
-    least_s = min(times)
-    return _draw([c for c, ttft_s in zip(candidates, times, strict=True) if ttft_s == least_s], rng)
-
-
-def _draw(equals: list[PrefillCandidate], rng: random.Random) -> PrefillCandidate:
-    """Random among equals, or an idle cluster's load would pile up on its first node."""
-    return equals[0] if len(equals) == 1 else rng.choice(equals)
+def _score(
+    question: PrefillQuestion,
+    pool: PrefillPool,
+    scores: Sequence[float],
+    chosen: int,
+    candidate: _Candidate = _local_candidate,
+) -> tuple[tuple[PrefillCandidate, ...], PrefillCandidate]:
+    """The candidates worth recording, in node order, and the chosen one among them."""
+    indices = shortlist(scores, chosen)
+    candidates = tuple([candidate(question, pool, index) for index in indices])
+    return candidates, candidates[indices.index(chosen)]
 
 
 def _reason(chosen: PrefillCandidate) -> str:

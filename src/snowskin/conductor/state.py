@@ -64,6 +64,14 @@ class PrefillNode(Node):
         self._running_s = 0.0
         self._since_s = 0.0
 
+    def is_full(self) -> bool:
+        """Whether the node has as many requests as it said it would queue."""
+        return self.queued + self.running >= self.joined.sequence_limit
+
+    def mean_turn_s(self, now_s: float) -> float:
+        """Predicted seconds that each of those here has to wait for the next to be done."""
+        return self.queue_s(now_s) / max(1, self.queued + self.running)
+
     def queue_s(self, now_s: float) -> float:
         """Predicted seconds until a request that came now could start."""
         if not self.running:
@@ -104,6 +112,7 @@ class DecodeNode(Node):
 
     __slots__ = (
         "_grown_tokens",
+        "_view_placed",
         "compute",
         "placed",
         "placed_tokens",
@@ -121,9 +130,11 @@ class DecodeNode(Node):
         self.present = 0
         self.present_tokens = 0
         self._grown_tokens = 0
+        self._view_placed: DecodeView | None = None
 
     def place(self, prompt_tokens: int) -> None:
         """A request will decode here."""
+        self._view_placed = None
         self.placed += 1
         self.placed_tokens += prompt_tokens
 
@@ -134,6 +145,7 @@ class DecodeNode(Node):
 
     def leave(self, prompt_tokens: int, *, landed: bool, output_tokens: int = 0) -> None:
         """A placed request is gone, and with it what it had generated."""
+        self._view_placed = None
         self.placed -= 1
         self.placed_tokens -= prompt_tokens
         if landed:
@@ -143,11 +155,20 @@ class DecodeNode(Node):
 
     def report(self, context_tokens: int) -> None:
         """The node's own count of running tokens; what exceeds the prompts was generated."""
+        self._view_placed = None
         self._grown_tokens = max(0, context_tokens - self.present_tokens)
+
+    def observe_step(self, *, real_s: float, predicted_s: float) -> None:
+        """Learn how long a decode step really takes here."""
+        self._view_placed = None
+        self.compute.observe(real_s=real_s, predicted_s=predicted_s)
 
     def view_placed(self) -> DecodeView:
         """The load with every request that was placed here."""
-        return self._view(self.placed, self.placed_tokens)
+        view = self._view_placed
+        if view is None:
+            view = self._view_placed = self._view(self.placed, self.placed_tokens)
+        return view
 
     def view_present(self) -> DecodeView:
         """The load with those requests alone whose KV is here."""

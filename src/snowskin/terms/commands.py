@@ -37,7 +37,10 @@ class DecodeCandidate(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Why a request went where it went, or was turned away."""
+    """Why a request went where it went, or was turned away.
+
+    Candidates stand in node order; of a large fleet only the best are listed, and the chosen ones.
+    """
 
     policy: str
     reason: str
@@ -56,7 +59,11 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class StartPrefill(msgspec.Struct, frozen=True, tag=True):
-    """Place the request: queue it on ``prefill``, and let ``decode`` take its KV from there."""
+    """Place the request: queue it on ``prefill``, and let ``decode`` take its KV from there.
+
+    A second one for the same request takes the place of the first, whose node was lost before any
+    token was out: whatever the request still holds elsewhere is to be freed.
+    """
 
     request: RequestId
     prefill: NodeId
@@ -66,7 +73,11 @@ class StartPrefill(msgspec.Struct, frozen=True, tag=True):
 
 
 class RejectRequest(msgspec.Struct, frozen=True, tag=True):
-    """Turn the request away (HTTP 429)."""
+    """Turn the request away (HTTP 429).
+
+    Under the baseline admission it may come right after PrefillFinished; then the request's nodes
+    are to free what it holds.
+    """
 
     request: RequestId
     reason: str
