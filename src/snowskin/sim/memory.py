@@ -1,0 +1,109 @@
+"""A simulated node's DRAM: the real block pool, whose changes are told to the Conductor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from snowskin.store.eviction import make_policy
+from snowskin.store.pool import BlockPool, Committed, PoolFull
+from snowskin.terms.events import BlocksCommitted, BlocksEvicted, PlacedBlock
+from snowskin.terms.ids import BlockKey, NodeId, RequestId, SlotIndex, Tier
+
+Tell = Callable[[BlocksCommitted | BlocksEvicted], None]
+
+
+class NodeMemory:
+    """Blocks that a node holds. Chains are given first block first.
+
+    Args:
+        tell: receives every change of what is held, in true order.
+        on_room: called when slots have become free or evictable.
+    """
+
+    __slots__ = ("_on_room", "_pool", "_private", "_tell", "block_count", "node")
+
+    def __init__(
+        self,
+        node: NodeId,
+        block_count: int,
+        *,
+        eviction: str,
+        tell: Tell,
+        on_room: Callable[[], None],
+    ) -> None:
+        self.node = node
+        self.block_count = block_count
+        self._pool = BlockPool(block_count, make_policy(eviction))
+        self._tell = tell
+        self._on_room = on_room
+        self._private = 0
+
+    @property
+    def pool(self) -> BlockPool:
+        """The bookkeeping itself, for the checks of laws."""
+        return self._pool
+
+    def match(self, keys: Sequence[BlockKey]) -> int:
+        """How many leading keys are held."""
+        return self._pool.match(keys)
+
+    def pin(self, keys: Sequence[BlockKey]) -> list[SlotIndex]:
+        """Pin the longest held prefix; its slots, to be released once each."""
+        return [placed.slot for placed in self._pool.pin(keys)]
+
+    def reserve(self, keys: Sequence[BlockKey], *, private_count: int) -> list[SlotIndex] | None:
+        """Slots to write these blocks into, and some that no key will name; None: no room now."""
+        names = list(keys)
+        for _ in range(private_count):
+            self._private += 1
+            names.append(BlockKey(self._private.to_bytes(16, "big")))
+        placed = self._pool.reserve(names)
+        if isinstance(placed, PoolFull):
+            return None
+        self._tell_changes()
+        return [block.slot for block in placed]
+
+    def commit(self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int) -> None:
+        """The bytes of these reserved slots are whole."""
+        self._pool.commit(slots, keys, depth=depth)
+        self._tell_changes()
+
+    def release(self, slots: Sequence[SlotIndex]) -> None:
+        """Undo one pin of each."""
+        if slots:
+            self._pool.release(slots)
+            self._on_room()
+
+    def unpin(self, slots: Sequence[SlotIndex]) -> None:
+        """Take back pins of this very moment: no room has come of it."""
+        self._pool.release(slots)
+
+    def grant_lease(self, owner: RequestId, keys: Sequence[BlockKey], until_s: float) -> int:
+        """Keep these blocks for a peer; how many of them are held."""
+        return self._pool.grant_lease(owner, keys, until_s)
+
+    def end_lease(self, owner: RequestId) -> None:
+        """The peer has read them."""
+        if self._pool.end_lease(owner):
+            self._on_room()
+
+    def expire(self, now_s: float) -> None:
+        """End the leases that have run out."""
+        due_s = self._pool.next_expiry_s()
+        if due_s is not None and due_s <= now_s and self._pool.expire(now_s):
+            self._on_room()
+
+    def _tell_changes(self) -> None:
+        committed: list[PlacedBlock] = []
+        evicted: list[BlockKey] = []
+        for event in self._pool.drain_events():
+            if isinstance(event, Committed):
+                committed.append(event.block)
+            else:
+                evicted.append(event.block.key)
+        # One reservation only evicts and one commitment only commits, so order is kept.
+        assert not (committed and evicted)
+        if committed:
+            self._tell(BlocksCommitted(self.node, Tier.DRAM, tuple(committed)))
+        if evicted:
+            self._tell(BlocksEvicted(self.node, Tier.DRAM, tuple(evicted)))

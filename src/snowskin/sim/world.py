@@ -1,0 +1,246 @@
+"""The simulated cluster: the real Conductor over simulated nodes, driven by an event heap."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import assert_never
+
+import numpy as np
+
+from snowskin.conductor.conductor import Conductor
+from snowskin.measure.records import Ending
+from snowskin.sim.calendar import Calendar, Rank
+from snowskin.sim.config import LinkSlows, NodeDies, WorldConfig
+from snowskin.sim.decode import DecodeBatch
+from snowskin.sim.job import Job, Placement
+from snowskin.sim.journey import Journey, Rules
+from snowskin.sim.links import Network
+from snowskin.sim.memory import NodeMemory
+from snowskin.sim.nodes import DecodeNode, PrefillNode, SimNode
+from snowskin.terms.commands import (
+    Command,
+    EndLease,
+    FailRequest,
+    GrantLease,
+    RejectRequest,
+    StartPrefill,
+)
+from snowskin.terms.events import (
+    BlocksCommitted,
+    BlocksEvicted,
+    Event,
+    NodeJoined,
+    NodeLost,
+    NodeReported,
+    RequestArrived,
+    TimePassed,
+)
+from snowskin.terms.ids import BlockKey, NodeId, RequestId, Role
+from snowskin.trace.records import Ints, Trace
+
+
+class World:
+    """One run: build it, ``run`` it, then read ``jobs``, ``nodes`` and ``network``."""
+
+    def __init__(self, trace: Trace, config: WorldConfig) -> None:
+        self.trace = trace
+        self.config = config
+        self.calendar = Calendar()
+        self.jobs: list[Job] = []
+        self.nodes: dict[NodeId, SimNode] = {}
+        self.gone: list[SimNode] = []
+        """Nodes that died; what they did before still counts."""
+        profile = config.profile
+        link = profile.transfer
+        self.network = Network(
+            self.calendar, latency_s=link.latency_s, rate_bytes_per_s=link.bytes_per_s
+        )
+        self._block_count = config.block_count(trace.block_tokens)
+        limit = config.output_limit_tokens
+        self._output_limit_tokens = limit or max(1, int(trace.output_tokens.max()))
+        # The seed names one stream for each subsystem that draws; the Conductor is the only one.
+        self.conductor = Conductor(
+            config.conductor(trace.block_tokens),
+            profile,
+            random.Random(f"conductor-{config.seed}"),
+        )
+        rules = Rules(
+            profile,
+            block_tokens=trace.block_tokens,
+            layers=config.layers(),
+            overlap=config.overlap,
+            output_limit_tokens=self._output_limit_tokens,
+            device_tokens=config.device_token_count(),
+        )
+        self.journey = Journey(self.calendar, self.network, self.nodes, self.tell, rules)
+        self._arrival_s: list[float] = trace.arrival_s.tolist()
+        self._prompt_tokens: list[int] = trace.prompt_tokens.tolist()
+        self._output_tokens: list[int] = np.maximum(trace.output_tokens, 1).tolist()
+        self._starts: list[int] = trace.block_starts.tolist()
+
+    def run(self, after_each: Callable[[], None] | None = None) -> int:
+        """Play the whole trace; gives the count of events."""
+        for name in self.config.prefill_names():
+            self._join(name, Role.PREFILL)
+        for name in self.config.decode_names():
+            self._join(name, Role.DECODE)
+        for fault in self.config.faults:
+            self.calendar.at(fault.at_s, Rank.FAULT, self._fault, fault)
+        self.calendar.at(self._arrival_s[0], Rank.ARRIVAL, self._arrive, 0)
+        self.calendar.at(self.config.report_s, Rank.CONDUCTOR, self._report, None)
+        return self.calendar.run(after_each)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every request of the trace has come and gone."""
+        return len(self.jobs) == len(self.trace) and not self.journey.flights
+
+    def flights(self) -> list[Job]:
+        """Requests in flight, in order of arrival."""
+        return list(self.journey.flights.values())
+
+    def tell(self, event: Event) -> None:
+        """Give an event to the Conductor, and do what it says."""
+        for command in self.conductor.handle(event, now_s=self.calendar.now_s):
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case StartPrefill():
+                job = self.journey.flights[command.request]
+                prefill, decode = self.nodes[command.prefill], self.nodes[command.decode]
+                assert isinstance(prefill, PrefillNode)
+                assert isinstance(decode, DecodeNode)
+                self.journey.place(job, prefill, decode, command.fetch)
+            case RejectRequest():
+                self.journey.end(self.journey.flights[command.request], Ending.REJECTED)
+            case FailRequest():
+                job = self.journey.flights[command.request]
+                self.journey.end(job, Ending.FAILED)
+            case GrantLease():
+                until_s = self.calendar.now_s + command.duration_s
+                memory = self.nodes[command.node].memory
+                held = memory.grant_lease(command.request, command.keys, until_s)
+                assert held == len(command.keys), "the directory names blocks that are not held"
+            case EndLease():
+                node = self.nodes.get(command.node)
+                if node is not None:
+                    node.memory.end_lease(command.request)
+            case _:
+                assert_never(command)
+
+    def _arrive(self, index: int) -> None:
+        prompt_tokens = self._prompt_tokens[index]
+        start = self._starts[index]
+        full = min(prompt_tokens // self.trace.block_tokens, self._starts[index + 1] - start)
+        keys = block_keys(self.trace.block_ids[start : start + full])
+        job = Job(
+            RequestId(f"r{index}"),
+            self.calendar.now_s,
+            prompt_tokens,
+            self._output_tokens[index],
+            keys,
+        )
+        self.jobs.append(job)
+        self.journey.flights[job.request] = job
+        if index + 1 < len(self._arrival_s):
+            self.calendar.at(self._arrival_s[index + 1], Rank.ARRIVAL, self._arrive, index + 1)
+        self.tell(RequestArrived(job.request, prompt_tokens, keys, self._output_limit_tokens))
+
+    def _join(self, name: NodeId, role: Role) -> None:
+        config = self.config
+
+        def tell_blocks(event: BlocksCommitted | BlocksEvicted) -> None:
+            if node.up:
+                self.conductor.handle(event, now_s=self.calendar.now_s)
+
+        def on_room() -> None:
+            if isinstance(node, PrefillNode):
+                self.journey.start_next(node)
+            else:
+                self.journey.stream_next(node)
+
+        memory = NodeMemory(
+            name, self._block_count, eviction=config.eviction, tell=tell_blocks, on_room=on_room
+        )
+        node: PrefillNode | DecodeNode
+        if role is Role.PREFILL:
+            node = PrefillNode(name, memory)
+        else:
+            batch: DecodeBatch[Placement] = DecodeBatch(
+                config.profile.decode,
+                sequence_limit=config.sequence_limit,
+                token_limit=config.device_token_count(),
+            )
+            node = DecodeNode(name, memory, batch)
+        self.nodes[name] = node
+        self.network.join(name)
+        self.tell(
+            NodeJoined(
+                name,
+                role,
+                self._block_count,
+                config.sequence_limit,
+                config.device_token_count(),
+            )
+        )
+
+    def _report(self, _: None) -> None:
+        now_s = self.calendar.now_s
+        for node in self.nodes.values():
+            node.memory.expire(now_s)
+            if isinstance(node, DecodeNode):
+                self.tell(self._word_of(node))
+        due_s = self.conductor.next_wakeup_s()
+        if due_s is not None and due_s <= now_s:
+            self.tell(TimePassed())
+        if not self.is_over:
+            self.calendar.at(now_s + self.config.report_s, Rank.CONDUCTOR, self._report, None)
+
+    def _word_of(self, node: DecodeNode) -> NodeReported:
+        batch = node.batch
+        running, context = batch.running_count, batch.context_at(self.calendar.now_s)
+        step_s = self.config.profile.decode.step_s(running, context) if running else None
+        return NodeReported(node.name, running, batch.waiting_count, context, step_s)
+
+    def _fault(self, fault: NodeDies | LinkSlows) -> None:
+        match fault:
+            case NodeDies():
+                self._die(fault)
+            case LinkSlows():
+                self.network.set_rate(fault.node, fault.factor)
+                end_s = self.calendar.now_s + fault.duration_s
+                self.calendar.at(end_s, Rank.FAULT, self._restore_link, fault.node)
+            case _:
+                assert_never(fault)
+
+    def _restore_link(self, name: NodeId) -> None:
+        self.network.set_rate(name, 1.0)
+
+    def _die(self, fault: NodeDies) -> None:
+        node = self.nodes.pop(fault.node, None)
+        if node is None:
+            return
+        node.up = False
+        self.gone.append(node)
+        self.tell(NodeLost(fault.node))
+        for job in self.flights():
+            placement = job.placement
+            if placement is not None and placement.fetch_flow is not None:
+                assert placement.fetch is not None
+                if placement.fetch.source == fault.node:
+                    self.journey.fetch_lost(placement)
+        role = Role.PREFILL if isinstance(node, PrefillNode) else Role.DECODE
+        back_s = self.calendar.now_s + fault.restart_s
+        self.calendar.at(back_s, Rank.FAULT, self._rejoin, (fault.node, role))
+
+    def _rejoin(self, about: tuple[NodeId, Role]) -> None:
+        self._join(*about)
+
+
+def block_keys(block_ids: Ints) -> tuple[BlockKey, ...]:
+    """Block keys that stand for a trace's block ids."""
+    words = np.zeros((len(block_ids), 2), dtype=">u8")
+    words[:, 1] = block_ids
+    return tuple(words.view("V16").ravel().tolist())
