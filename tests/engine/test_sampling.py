@@ -171,12 +171,14 @@ def test_a_sequence_moved_to_another_node_draws_as_if_it_had_stayed(vocab: int) 
 
 
 def test_thread_count_does_not_change_a_draw() -> None:
-    logits = _logits(2, 151_936)
-    sampling = Sampling(seed=5, top_p=0.9)
+    logits = _logits(6, 50_257)
+    moved = {"output_tokens": [1, 2]}
     outcomes = []
-    for threads in (1, 2):
+    for threads in (1, 3):
         torch.set_num_threads(threads)
-        outcomes.append(sample(logits, [SamplingState(sampling), SamplingState(sampling)]))
+        states = [SamplingState(Sampling(seed=row, top_p=0.9), **moved) for row in range(6)]
+        outcomes.append([sample(logits, states) for _ in range(3)])
+        assert [state.draws_done for state in states] == [5] * 6
     torch.set_num_threads(1)
     assert outcomes[0] == outcomes[1]
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,8 @@ from snowskin.terms.request import SampledToken, Sampling, TokenLogprob
 
 __all__ = ["SamplingState", "UnusableLogits", "sample"]
 
+_PARALLEL_ENTRIES = 1 << 17
+"""About 2 ms of work on one thread; starting and ending threads costs a tenth of that."""
 _UNUSABLE = "no token can be drawn: the logits hold NaN or infinity, or none is allowed"
 
 
@@ -128,12 +131,31 @@ def _draw(scores: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, Tens
         least = least * probabilities.amax(-1, keepdim=True)
         scores[min_p_rows] = scores[min_p_rows].masked_fill(probabilities < least, -math.inf)
     weights = scores.softmax(-1)
-    exponentials = torch.empty_like(weights)
-    for row, state in enumerate(states):
-        state.draw_exponentials(exponentials[row])
-    weights /= exponentials
+    weights /= _exponentials(weights, states)
     tokens = weights.argmax(-1)
     return tokens, ~weights.gather(-1, tokens[:, None])[:, 0].isnan()
+
+
+def _exponentials(like: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    """The numbers of each row's draw, by torch's own count of threads where that pays.
+
+    On a CPU they cost more than all else here, and torch fills a tensor with one thread.
+    """
+    out = torch.empty_like(like)
+    threads = min(torch.get_num_threads(), len(states))
+    if threads == 1 or out.device.type != "cpu" or out.numel() < _PARALLEL_ENTRIES:
+        for row, state in enumerate(states):
+            state.draw_exponentials(out[row])
+        return out
+
+    def fill(row: int) -> None:
+        with torch.inference_mode():  # holds for one thread only
+            states[row].draw_exponentials(out[row])
+
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(fill, row) for row in range(len(states))]:
+            done.result()
+    return out
 
 
 def _cut_top_k_and_top_p(scores: Tensor, samplings: Sequence[Sampling]) -> None:
