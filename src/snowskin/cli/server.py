@@ -14,7 +14,7 @@ import uvloop
 
 from snowskin.api.app import create_app
 from snowskin.api.config import ApiConfig
-from snowskin.api.tokenizer import load_tokenizer
+from snowskin.api.tokenizer import TextTokenizer
 from snowskin.cluster.config import ServeConfig
 from snowskin.cluster.front import Cluster
 from snowskin.cluster.prepare import machine_profile, prepare_model, serving_info
@@ -38,7 +38,7 @@ def run_server(config: ServeConfig) -> None:
         model = prepare_model(config)
         profile = machine_profile(config, model)
         info = serving_info(config, model)
-        tokenizer = load_tokenizer(info.model_dir)
+        tokenizer = TextTokenizer.load(model.model_dir)
         cluster = Cluster(config, info, profile)
         app = create_app(
             cluster,

@@ -10,31 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from snowskin.cost.costs import DecodeCost, PrefillCost
 from snowskin.cost.profile import FitError
 from snowskin.terms.errors import InvalidInput
+from snowskin.terms.samples import DecodeSample, PrefillSample
 
 _Array = NDArray[np.float64]
-
-
-class PrefillSample(msgspec.Struct, frozen=True):
-    """One measured prefill."""
-
-    prompt_tokens: int
-    reused_tokens: int
-    prefill_s: float
-
-
-class DecodeSample(msgspec.Struct, frozen=True):
-    """One measured decode step."""
-
-    sequences: int
-    context_tokens: int
-    step_s: float
 
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> tuple[PrefillCost, FitError]:
