@@ -7,15 +7,15 @@ the two equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
-from snowskin.api.chat_template import ChatTemplate, load_chat_template, special_tokens
+from snowskin.api.chat_template import ChatTemplate, load_chat_template
 from snowskin.terms.errors import InvalidInput
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -57,7 +57,6 @@ class TextTokenizer:
         except Exception as error:  # the package raises bare Exception
             raise InvalidInput(f"{file} cannot be read as a tokenizer: {error}.") from error
         config = _tokenizer_config(model_dir)
-        _set_ends(tokenizer, config)
         return cls(tokenizer, load_chat_template(model_dir, config))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -116,26 +115,6 @@ def _tokenizer_config(model_dir: Path) -> dict[str, Any]:
         if (file := model_dir / name).is_file():
             config.update(msgspec.json.decode(file.read_bytes(), type=dict[str, Any]))
     return config
-
-
-def _set_ends(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """Add BOS and EOS as an explicit ``add_bos_token`` or ``add_eos_token`` says.
-
-    As transformers 5 does, such a setting replaces what ``tokenizer.json`` says about the ends.
-    """
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    named = special_tokens(config)
-    template, ends = ["$A:0"], []
-    if config.get("add_bos_token") and (bos := named.get("bos_token")) is not None:
-        template.insert(0, f"{bos}:0")
-        ends.append((bos, tokenizer.token_to_id(bos)))
-    if config.get("add_eos_token") and (eos := named.get("eos_token")) is not None:
-        template.append(f"{eos}:0")
-        ends.append((eos, tokenizer.token_to_id(eos)))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=list(dict.fromkeys(ends))
-    )
 
 
 def _byte_of_character() -> dict[str, int]:
