@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import os
 import socket
+import time
 
 from snowskin.terms.errors import TransferFailed
 from snowskin.transfer.wire import receive_exactly
@@ -36,9 +37,10 @@ def authenticate_as_client(connection: socket.socket, cluster_key: bytes) -> Non
         NotAuthenticated: it is no Messenger of this cluster.
         OSError: the connection broke or timed out.
     """
+    deadline_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
     challenge = os.urandom(_CHALLENGE_BYTES)
     connection.sendall(_MAGIC + challenge)
-    answer = receive_exactly(connection, _CHALLENGE_BYTES + _PROOF_BYTES)
+    answer = receive_exactly(connection, _CHALLENGE_BYTES + _PROOF_BYTES, deadline_s=deadline_s)
     theirs, proof = answer[:_CHALLENGE_BYTES], answer[_CHALLENGE_BYTES:]
     if not hmac.compare_digest(proof, _proof(cluster_key, b"server", challenge, theirs)):
         raise NotAuthenticated("the peer holds another cluster key; give all nodes the same one")
@@ -52,12 +54,13 @@ def authenticate_as_server(connection: socket.socket, cluster_key: bytes) -> Non
         NotAuthenticated: it is no node of this cluster.
         OSError: the connection broke or timed out.
     """
-    hello = receive_exactly(connection, len(_MAGIC) + _CHALLENGE_BYTES)
+    deadline_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
+    hello = receive_exactly(connection, len(_MAGIC) + _CHALLENGE_BYTES, deadline_s=deadline_s)
     if hello[: len(_MAGIC)] != _MAGIC:
         raise NotAuthenticated("the caller does not speak this protocol")
     theirs = hello[len(_MAGIC) :]
     challenge = os.urandom(_CHALLENGE_BYTES)
     connection.sendall(challenge + _proof(cluster_key, b"server", theirs, challenge))
-    proof = receive_exactly(connection, _PROOF_BYTES)
+    proof = receive_exactly(connection, _PROOF_BYTES, deadline_s=deadline_s)
     if not hmac.compare_digest(proof, _proof(cluster_key, b"client", theirs, challenge)):
         raise NotAuthenticated("the caller holds another cluster key")

@@ -15,6 +15,7 @@ from snowskin.transfer.peer import Peer, local_host_id
 from snowskin.transfer.progress import BlockPull, PullProgress, PullResult
 from snowskin.transfer.transports.shm import ShmTransport
 from snowskin.transfer.transports.tcp import TcpTransport
+from snowskin.transfer.wire import BLOCKS_LIMIT
 
 __all__ = ["BlockPull", "PullResult", "TransferEngine", "TransferStat"]
 
@@ -107,6 +108,8 @@ class TransferEngine:
                 blocks have another shape. What is lost later only shows in ``landed``.
         """
         self._check_shape(peer)
+        if len(blocks) > BLOCKS_LIMIT:
+            raise InvalidInput(f"{len(blocks)} blocks in one pull; at most {BLOCKS_LIMIT}")
         progress = PullProgress(
             self._segment, blocks, timeout_s=timeout_s, cancelled=cancelled, on_part=on_part
         )

@@ -16,22 +16,28 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
 
 from snowskin.terms.errors import TransferFailed
 from snowskin.terms.ids import NodeId
-from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_server
+from snowskin.transfer.authentication import (
+    HANDSHAKE_TIMEOUT_S,
+    NotAuthenticated,
+    authenticate_as_server,
+)
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.peer import Peer, local_host_id
-from snowskin.transfer.serving import BadRequest, serve_requests
+from snowskin.transfer.serving import BadRequest, MessengerStat, Tally, serve_requests
 from snowskin.transfer.wire import receive_exactly
 
-__all__ = ["MessengerProcess", "Peer"]
+__all__ = ["MessengerProcess", "MessengerStat", "Peer"]
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
+ACCEPT_PAUSE_S = 0.05
 _LENGTH_BYTES = 4
 _MESSAGE_LIMIT_BYTES = 1 << 20
 
@@ -69,6 +75,7 @@ class MessengerProcess:
     ) -> None:
         self._process = process
         self._control = control
+        self._lock = threading.Lock()
         self.peer = peer
 
     @classmethod
@@ -126,6 +133,19 @@ class MessengerProcess:
         """Whether it still runs."""
         return self._process.poll() is None
 
+    def stat(self) -> MessengerStat:
+        """What it has served so far.
+
+        Raises:
+            TransferFailed: it has died.
+        """
+        try:
+            with self._lock:
+                self._control.sendall(b"?")
+                return msgspec.msgpack.decode(_receive_message(self._control), type=MessengerStat)
+        except OSError as error:
+            raise TransferFailed(f"the Messenger of {self.peer.node} is gone: {error}") from error
+
     def stop(self) -> None:
         """End it, and wait until it has ended. Idempotent."""
         self._control.close()
@@ -155,10 +175,12 @@ class _Listener:
         self,
         listening: socket.socket,
         config: MessengerConfig,
+        tally: Tally,
         serve: Callable[[socket.socket], None],
     ) -> None:
         self._listening = listening
         self._config = config
+        self._tally = tally
         self._serve = serve
         self._places = threading.BoundedSemaphore(config.connections_limit)
 
@@ -171,9 +193,12 @@ class _Listener:
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                continue  # The caller went away again, or descriptors ran out for a moment.
+                # The caller went away again, or descriptors ran out, which takes a while to pass.
+                time.sleep(ACCEPT_PAUSE_S)
+                continue
             if not self._places.acquire(blocking=False):
                 connection.close()
+                self._tally.add(refused_connections=1)
                 continue
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
@@ -183,8 +208,11 @@ class _Listener:
                 connection.settimeout(HANDSHAKE_TIMEOUT_S)
                 authenticate_as_server(connection, self._config.cluster_key)
                 self._serve(connection)
-        except (OSError, TransferFailed, BadRequest):
-            pass  # The connection is closed: that is all that a caller who errs is told.
+        except NotAuthenticated:
+            self._tally.add(failed_handshakes=1)
+        except (OSError, BadRequest):
+            # The connection is closed: that is all that a caller who errs is told.
+            self._tally.add(broken_connections=1)
         finally:
             self._places.release()
 
@@ -219,6 +247,7 @@ def main() -> None:
     with socket.socket(fileno=os.dup(0)) as control:
         config = msgspec.msgpack.decode(_receive_message(control), type=MessengerConfig)
         segment = Segment.attach(config.segment_fd, config.layout)
+        tally = Tally()
         tcp = _listen_tcp(config.host)
         unix, name = _listen_unix()
 
@@ -227,15 +256,21 @@ def main() -> None:
             serve_requests(
                 connection,
                 segment,
+                tally,
                 idle_timeout_s=config.idle_timeout_s,
                 send_timeout_s=config.send_timeout_s,
             )
 
-        _Listener(tcp, config, serve_reads).start()
-        _Listener(unix, config, lambda connection: _hand_over(connection, segment)).start()
+        def serve_mappings(connection: socket.socket) -> None:
+            tally.add(mappings=1)
+            _hand_over(connection, segment)
+
+        _Listener(tcp, config, tally, serve_reads).start()
+        _Listener(unix, config, tally, serve_mappings).start()
         _send_message(control, _Ready(port=tcp.getsockname()[1], shm_address=name))
         with contextlib.suppress(OSError):
-            control.recv(1)
+            while control.recv(1):
+                _send_message(control, tally.stat())
     # Threads may be in the middle of a send; there is nothing to be tidied up.
     os._exit(0)
 

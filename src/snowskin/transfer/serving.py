@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 import time
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -34,12 +36,55 @@ BATCH_BUFFERS = 512
 WAIT_LIMIT_S = 3600.0
 
 
+class MessengerStat(msgspec.Struct, frozen=True):
+    """What a Messenger has served since its start."""
+
+    pulls: int = 0
+    sent_blocks: int = 0
+    """Blocks sent whole."""
+    missed_blocks: int = 0
+    """Blocks asked for that were not there (any more), or never became ready in time."""
+    sent_bytes: int = 0
+    mappings: int = 0
+    """Times that the segment was handed to a process of this host."""
+    refused_connections: int = 0
+    """Beyond the bound on connections."""
+    failed_handshakes: int = 0
+    """Callers of another protocol or with another cluster key."""
+    broken_connections: int = 0
+    """Cut, timed out or ended by a caller that wanted no more, or that sent no valid request."""
+
+
+class Tally:
+    """A ``MessengerStat`` that threads add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stat = MessengerStat()
+
+    def add(self, **increments: int) -> None:
+        """Raise counts by name."""
+        with self._lock:
+            raised = {name: getattr(self._stat, name) + by for name, by in increments.items()}
+            self._stat = msgspec.structs.replace(self._stat, **raised)
+
+    def stat(self) -> MessengerStat:
+        """The counts now."""
+        with self._lock:
+            return self._stat
+
+
 class BadRequest(Exception):
     """The client, though authenticated, sent what is no request."""
 
 
 def serve_requests(
-    connection: socket.socket, segment: Segment, *, idle_timeout_s: float, send_timeout_s: float
+    connection: socket.socket,
+    segment: Segment,
+    tally: Tally,
+    *,
+    idle_timeout_s: float,
+    send_timeout_s: float,
 ) -> None:
     """Serve pulls one after the other until the client closes the connection or errs.
 
@@ -56,7 +101,16 @@ def serve_requests(
         if magic != REQUEST_MAGIC or not 1 <= count <= BLOCKS_LIMIT or not 0 <= wait_s < 1e9:
             raise BadRequest
         wanted = np.frombuffer(receive_exactly(connection, count * WANTED.itemsize), dtype=WANTED)
-        _Serving(connection, segment, wanted).run(min(wait_s, WAIT_LIMIT_S))
+        serving = _Serving(connection, segment, wanted)
+        try:
+            serving.run(min(wait_s, WAIT_LIMIT_S))
+        finally:
+            tally.add(
+                pulls=1,
+                sent_blocks=serving.sent_blocks,
+                missed_blocks=serving.missed_blocks,
+                sent_bytes=serving.sent_bytes,
+            )
 
 
 class _Serving:
@@ -75,6 +129,9 @@ class _Serving:
         self._open = np.arange(len(wanted), dtype=np.intp)
         self._batch: list[memoryview] = []
         self._batch_bytes = 0
+        self.sent_blocks = 0
+        self.missed_blocks = 0
+        self.sent_bytes = 0
 
     def run(self, wait_s: float) -> None:
         """Send all that becomes ready within ``wait_s``, and an end for every block."""
@@ -162,6 +219,10 @@ class _Serving:
     def _end_blocks(
         self, indices: npt.NDArray[np.intp] | list[int], status: EndStatus, checksum: int = 0
     ) -> None:
+        if status == EndStatus.MISSED:
+            self.missed_blocks += len(indices)
+        else:
+            self.sent_blocks += len(indices)
         for index in indices:
             self._queue(FRAME.pack(FrameKind.END, status, index, 0, 0, checksum))
 
@@ -173,5 +234,6 @@ class _Serving:
 
     def _flush(self) -> None:
         send_buffers(self._connection, self._batch)
+        self.sent_bytes += self._batch_bytes
         self._batch = []
         self._batch_bytes = 0

@@ -20,6 +20,7 @@ from __future__ import annotations
 import enum
 import socket
 import struct
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,25 +57,32 @@ class ConnectionEnded(ConnectionError):
     """The other end closed the connection before the message was whole."""
 
 
-def receive_exactly(connection: socket.socket, length_bytes: int) -> bytes:
-    """So many bytes, for short messages (large ones go into registered memory)."""
-    buffer = bytearray(length_bytes)
-    receive_into(connection, memoryview(buffer))
-    return bytes(buffer)
+def receive_exactly(
+    connection: socket.socket, length_bytes: int, *, deadline_s: float | None = None
+) -> bytes:
+    """So many bytes, for short messages (large ones go into registered memory).
 
-
-def receive_into(connection: socket.socket, buffer: memoryview) -> None:
-    """Fill a buffer.
+    Args:
+        deadline_s: on the monotonic clock, for the whole message, so that a sender of single
+            bytes wins no time; None: only the socket's own timeout counts.
 
     Raises:
         ConnectionEnded: the connection ended before.
-        TimeoutError: the socket's timeout passed without a byte.
+        TimeoutError: it took too long.
     """
-    while buffer:
-        received = connection.recv_into(buffer)
+    message = bytearray(length_bytes)
+    rest = memoryview(message)
+    while rest:
+        if deadline_s is not None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the peer did not send its message in time")
+            connection.settimeout(left_s)
+        received = connection.recv_into(rest)
         if received == 0:
             raise ConnectionEnded("the peer closed the connection")
-        buffer = buffer[received:]
+        rest = rest[received:]
+    return bytes(message)
 
 
 def send_buffers(connection: socket.socket, buffers: Sequence[memoryview]) -> None:

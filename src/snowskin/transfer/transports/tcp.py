@@ -20,7 +20,6 @@ from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_a
 from snowskin.transfer.peer import Peer
 from snowskin.transfer.progress import PullProgress
 from snowskin.transfer.wire import (
-    BLOCKS_LIMIT,
     FRAME,
     FRAME_BYTES,
     REQUEST,
@@ -55,8 +54,6 @@ class TcpTransport:
         Raises:
             TransferFailed: the peer cannot be reached.
         """
-        if len(progress.parts) > BLOCKS_LIMIT:
-            raise TransferFailed(f"a pull of {len(progress.parts)} blocks is over {BLOCKS_LIMIT}")
         connection = self._take(peer) or self._open(peer)
         try:
             _Receiving(connection, progress).run()
