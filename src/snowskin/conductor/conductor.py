@@ -16,21 +16,15 @@ import msgspec
 from snowskin.conductor.admission import ADMISSIONS, AdmissionQuestion, Refusal
 from snowskin.conductor.config import ConductorConfig
 from snowskin.conductor.decode_choice import DecodeChoice, choose_decode
-from snowskin.conductor.fleet import Fleet
-from snowskin.conductor.forecast import Forecast
-from snowskin.conductor.prediction import DecodeTime
+from snowskin.conductor.ledger import Ledger
 from snowskin.conductor.prefill_choice import POLICIES, PrefillChoice, PrefillQuestion
-from snowskin.conductor.state import Flight, OpenFetch, Stage
+from snowskin.conductor.state import Flight, Stage
 from snowskin.cost.profile import Profile
 from snowskin.store.directory import Directory
 from snowskin.terms.commands import (
     Command,
     Decision,
-    EndLease,
     FailRequest,
-    Fetch,
-    GrantLease,
-    PrefillCandidate,
     RejectRequest,
     StartPrefill,
 )
@@ -88,12 +82,7 @@ class Conductor:
         self._rng = rng
         self._policy = POLICIES[config.policy]
         self._admission = ADMISSIONS[config.admission]
-        self._fleet = Fleet(config, profile)
-        self._forecast = Forecast()
-        self._decode_time = DecodeTime(
-            first_guess_s=config.decode_s, weight=config.correction_weight
-        )
-        self._flights: dict[RequestId, Flight] = {}
+        self.ledger = Ledger(config, profile, self.directory)
         self._now_s = -inf
         self._arrived = 0
         self._rejected = 0
@@ -131,9 +120,9 @@ class Conductor:
             case NodeReported():
                 return self._report(event)
             case NodeJoined():
-                commands = self._lose(event.node) if event.node in self._fleet else ()
+                commands = self._lose(event.node) if event.node in self.ledger.fleet else ()
                 self.directory.handle(event, now_s=now_s)
-                self._fleet.join(event)
+                self.ledger.fleet.join(event)
                 return commands
             case NodeLost():
                 return self._lose(event.node)
@@ -152,28 +141,30 @@ class Conductor:
             cancelled=self._outcomes[Outcome.CANCELLED],
             failed=self._outcomes[Outcome.FAILED],
             rejected=self._rejected,
-            in_flight=len(self._flights),
+            in_flight=len(self.ledger.flights),
             placed_again=self._placed_again,
             stale_events=self._stale_events,
         )
 
     def _arrive(self, event: RequestArrived) -> tuple[Command, ...]:
-        if event.request in self._flights:
+        if event.request in self.ledger.flights:
             raise InvalidInput(
                 f"request {event.request!r} is already in flight", parameter="request"
             )
         number = self._arrived
         self._arrived += 1
-        obstacle = self._fleet.obstacle(self._now_s)
+        obstacle = self.ledger.fleet.obstacle(self._now_s)
         if obstacle is not None:
             return self._turn_away(event.request, obstacle, None)
-        if event.prompt_tokens >= self._fleet.widest_decode_tokens():
+        if event.prompt_tokens >= self.ledger.fleet.widest_decode_tokens():
             self._outcomes[Outcome.FAILED] += 1
             reason = f"no decode node's device memory holds {event.prompt_tokens} tokens"
             return (FailRequest(event.request, reason, ()),)
-        if len(self._flights) >= self.config.max_in_flight:
-            room_in_s = self._forecast.next_leave_s(self._now_s, self._decode_time.seconds)
-            refusal = Refusal(f"{len(self._flights)} requests are in flight", room_in_s)
+        if len(self.ledger.flights) >= self.config.max_in_flight:
+            room_in_s = self.ledger.forecast.next_leave_s(
+                self._now_s, self.ledger.decode_time.seconds
+            )
+            refusal = Refusal(f"{len(self.ledger.flights)} requests are in flight", room_in_s)
             return self._turn_away(event.request, refusal, None)
         return self._place(Flight(event, number), admit=True)
 
@@ -195,30 +186,17 @@ class Conductor:
             refusal = check(self._admission_question(arrived, decode.chosen.node, decision.ttft_s))
             if refusal is not None:
                 return self._turn_away(arrived.request, refusal, decision)
-        self._flights[arrived.request] = flight
-        chosen = prefill.chosen
-        fetch, commands = self._open_fetch(flight, chosen)
-        flight.prefill = chosen.node
         flight.decode = decode.chosen.node
-        flight.decision = decision
-        flight.stage = Stage.QUEUED
-        flight.landed = False
-        flight.placements += 1
-        flight.work_s = chosen.prefill_s
-        flight.reused_tokens = chosen.reused_blocks * self.config.block_tokens
-        flight.decode_start_s = self._now_s + chosen.ttft_s
-        self._fleet.prefill[chosen.node].enqueue(chosen.prefill_s)
-        self._fleet.decode[flight.decode].place(arrived.prompt_tokens)
-        self._forecast.add(flight.number, flight.decode_start_s, arrived.prompt_tokens)
-        start = StartPrefill(arrived.request, chosen.node, flight.decode, fetch, decision)
-        return (*commands, start)
+        fetch, leases = self.ledger.enter(flight, prefill.chosen, decision, now_s=self._now_s)
+        start = StartPrefill(arrived.request, flight.prefill, flight.decode, fetch, decision)
+        return (*leases, start)
 
     def _choose(self, arrived: RequestArrived) -> tuple[PrefillChoice, DecodeChoice, int]:
         config, profile, rng = self.config, self.profile, self._rng
         # The last token is always computed: its logits are what the first output comes from.
         usable_blocks = min(len(arrived.keys), (arrived.prompt_tokens - 1) // config.block_tokens)
         prefixes = self.directory.longest_prefix(arrived.keys)
-        source = self._fleet.best_source(prefixes, usable_blocks, rng)
+        source = self.ledger.fleet.best_source(prefixes, usable_blocks, rng)
         question = PrefillQuestion(
             arrived.prompt_tokens,
             config.block_tokens,
@@ -226,10 +204,10 @@ class Conductor:
             config.kvcache_balancing_threshold,
             source,
         )
-        views = self._fleet.view_prefill(prefixes, usable_blocks, self._now_s)
+        views = self.ledger.fleet.view_prefill(prefixes, usable_blocks, self._now_s)
         prefill = self._policy(question, views, rng)
         decode = choose_decode(
-            arrived.prompt_tokens, self._fleet.view_decode(), profile.decode, rng
+            arrived.prompt_tokens, self.ledger.fleet.view_decode(), profile.decode, rng
         )
         return prefill, decode, source.blocks if source else 0
 
@@ -242,11 +220,11 @@ class Conductor:
             ttft_s=ttft_s,
             ttft_slo_s=self.config.ttft_slo_s,
             tbt_slo_s=self.config.tbt_slo_s,
-            decode_now=self._fleet.decode[decode].view_present(),
-            pool=self._fleet.view_decode(),
+            decode_now=self.ledger.fleet.decode[decode].view_present(),
+            pool=self.ledger.fleet.view_decode(),
             cost=self.profile.decode,
-            forecast=self._forecast,
-            decode_s=self._decode_time.seconds,
+            forecast=self.ledger.forecast,
+            decode_s=self.ledger.decode_time.seconds,
         )
 
     def _turn_away(
@@ -260,107 +238,53 @@ class Conductor:
         retry_after_s = min(max(refusal.room_in_s, 1.0), self.config.retry_limit_s)
         return (RejectRequest(request, refusal.reason, retry_after_s, decision),)
 
-    def _open_fetch(
-        self, flight: Flight, chosen: PrefillCandidate
-    ) -> tuple[Fetch | None, tuple[Command, ...]]:
-        if chosen.fetch_from is None:
-            return None, ()
-        source = self._fleet.node(chosen.fetch_from)
-        if source is None:
-            raise AssertionError(f"{chosen.fetch_from} is to be fetched from, but is not up")
-        keys = flight.arrived.keys[chosen.local_blocks : chosen.reused_blocks]
-        blocks = self.directory.placed(source.node, keys)
-        transfer_bytes = len(blocks) * self.profile.kv_bytes(self.config.block_tokens)
-        expected_s = self.profile.transfer.seconds(source.egress_bytes + transfer_bytes)
-        flight.fetch = OpenFetch(source.node, transfer_bytes, expected_s)
-        source.send(transfer_bytes)
-        lease = GrantLease(source.node, flight.arrived.request, keys, self.config.lease_s)
-        self.directory.handle(lease, now_s=self._now_s)
-        return Fetch(source.node, blocks), (lease,)
-
-    def _close_fetch(self, flight: Flight) -> tuple[Command, ...]:
-        fetch = flight.fetch
-        if fetch is None:
-            return ()
-        flight.fetch = None
-        source = self._fleet.node(fetch.source)
-        if source is None:
-            return ()
-        source.sent(fetch.transfer_bytes)
-        end = EndLease(fetch.source, flight.arrived.request)
-        self.directory.handle(end, now_s=self._now_s)
-        return (end,)
-
     def _start_prefill(self, event: PrefillStarted) -> tuple[Command, ...]:
-        flight = self._flights.get(event.request)
-        node = self._fleet.prefill.get(event.node)
-        if flight is None or node is None or flight.prefill != event.node or flight.stage:
+        flight = self._flight(event.request)
+        if flight is None or flight.prefill != event.node or flight.stage is not Stage.QUEUED:
             return self._ignore()
-        node.dequeue(flight.work_s)
-        flight.stage = Stage.PREFILLING
-        flight.reused_tokens = event.reused_tokens
-        raw_s = self.profile.prefill.seconds(flight.arrived.prompt_tokens, event.reused_tokens)
-        flight.work_s = raw_s * node.compute.ratio
-        node.start(flight.work_s, self._now_s)
+        self.ledger.start_prefill(flight, event.reused_tokens, now_s=self._now_s)
         return ()
 
     def _finish_prefill(self, event: PrefillFinished) -> tuple[Command, ...]:
-        flight = self._flights.get(event.request)
-        node = self._fleet.prefill.get(event.node)
-        if (
-            flight is None
-            or node is None
-            or flight.prefill != event.node
-            or flight.stage >= Stage.PREFILLED
-        ):
+        flight = self._flight(event.request)
+        if flight is None or flight.prefill != event.node or flight.stage >= Stage.PREFILLED:
             return self._ignore()
-        self._take_off_prefill(flight)
-        flight.stage = Stage.PREFILLED
-        arrived = flight.arrived
-        node.compute.observe(
-            real_s=event.prefill_s,
-            predicted_s=self.profile.prefill.seconds(arrived.prompt_tokens, flight.reused_tokens),
-        )
-        self._move_decode_start(flight)
+        self.ledger.finish_prefill(flight, event.prefill_s, now_s=self._now_s)
         check = self._admission.after_prefill
         if check is None:
             return ()
-        refusal = check(self._admission_question(arrived, flight.decode, flight.decision.ttft_s))
+        decision = flight.decision
+        refusal = check(self._admission_question(flight.arrived, flight.decode, decision.ttft_s))
         if refusal is None:
             return ()
-        released = self._release(flight)
-        return (*released, *self._turn_away(arrived.request, refusal, flight.decision))
+        ends = self.ledger.leave(flight, now_s=self._now_s)
+        return (*ends, *self._turn_away(event.request, refusal, decision))
 
     def _land(self, event: KvLanded) -> tuple[Command, ...]:
-        flight = self._flights.get(event.request)
+        flight = self._flight(event.request)
         if flight is None or flight.decode != event.node or flight.landed:
             return self._ignore()
-        flight.landed = True
-        self._fleet.decode[event.node].land(flight.arrived.prompt_tokens)
+        self.ledger.land(flight)
         return ()
 
     def _start_decode(self, event: DecodeStarted) -> tuple[Command, ...]:
-        flight = self._flights.get(event.request)
+        flight = self._flight(event.request)
         if flight is None or flight.decode != event.node or flight.stage is not Stage.PREFILLED:
             return self._ignore()
-        if not flight.landed:
-            flight.landed = True
-            self._fleet.decode[event.node].land(flight.arrived.prompt_tokens)
-        flight.stage = Stage.DECODING
-        self._move_decode_start(flight)
+        self.ledger.start_decode(flight, now_s=self._now_s)
         return ()
 
     def _finish(self, event: RequestFinished) -> tuple[Command, ...]:
-        flight = self._flights.get(event.request)
+        flight = self._flight(event.request)
         if flight is None:
             return self._ignore()
         self._outcomes[event.outcome] += 1
         if event.outcome is Outcome.COMPLETED and flight.stage is Stage.DECODING:
-            self._decode_time.observe(self._now_s - flight.decode_start_s)
-        return self._release(flight, output_tokens=event.output_tokens)
+            self.ledger.decode_time.observe(self._now_s - flight.decode_start_s)
+        return self.ledger.leave(flight, now_s=self._now_s, output_tokens=event.output_tokens)
 
     def _finish_fetch(self, event: FetchFinished) -> tuple[Command, ...]:
-        flight = self._flights.get(event.request)
+        flight = self._flight(event.request)
         fetch = flight.fetch if flight is not None else None
         if (
             flight is None
@@ -369,15 +293,16 @@ class Conductor:
             or flight.prefill != event.node
         ):
             return self._ignore()
-        source = self._fleet.node(event.source)
+        source = self.ledger.fleet.node(event.source)
+        # A fetch that fell short says little of the link.
         if source is not None and event.kv_bytes == fetch.transfer_bytes:
             source.link.observe(real_s=event.transfer_s, predicted_s=fetch.expected_s)
-        return self._close_fetch(flight)
+        return self.ledger.close_fetch(flight, now_s=self._now_s)
 
     def _report(self, event: NodeReported) -> tuple[Command, ...]:
-        node = self._fleet.decode.get(event.node)
+        node = self.ledger.fleet.decode.get(event.node)
         if node is None:
-            return () if event.node in self._fleet else self._ignore()
+            return () if event.node in self.ledger.fleet else self._ignore()
         node.report(event.context_tokens)
         if event.step_s is not None and event.running_sequences > 0:
             predicted_s = self.profile.decode.step_s(event.running_sequences, event.context_tokens)
@@ -386,25 +311,25 @@ class Conductor:
 
     def _lose(self, lost: NodeId) -> tuple[Command, ...]:
         """Forget a node. Requests without a token yet are placed again, the others fail."""
-        if lost not in self._fleet:
+        if lost not in self.ledger.fleet:
             return self._ignore()
-        self._fleet.lose(lost)
+        self.ledger.fleet.lose(lost)
         self.directory.handle(NodeLost(lost), now_s=self._now_s)
         commands: list[Command] = []
         stranded: list[Flight] = []
-        for flight in list(self._flights.values()):
+        for flight in list(self.ledger.flights.values()):
             if flight.fetch is not None and flight.fetch.source == lost:
                 flight.fetch = None
             if flight.needs(lost):
                 stranded.append(flight)
-                commands += self._release(flight)
+                commands += self.ledger.leave(flight, now_s=self._now_s)
         # Only now is every node's load right, so that the new choices are.
         for flight in stranded:
             commands += self._rescue(flight, lost)
         return tuple(commands)
 
     def _rescue(self, flight: Flight, lost: NodeId) -> tuple[Command, ...]:
-        obstacle = self._fleet.obstacle(self._now_s)
+        obstacle = self.ledger.fleet.obstacle(self._now_s)
         if flight.stage >= Stage.PREFILLED:
             reason = f"node {lost} was lost after the first token"
         elif flight.placements >= self.config.max_placements:
@@ -416,37 +341,14 @@ class Conductor:
             return self._place(flight, admit=False)
         self._outcomes[Outcome.FAILED] += 1
         held = tuple(
-            node for node in (flight.prefill, flight.decode) if node != lost and node in self._fleet
+            node
+            for node in (flight.prefill, flight.decode)
+            if node != lost and node in self.ledger.fleet
         )
         return (FailRequest(flight.arrived.request, reason, held),)
 
-    def _release(self, flight: Flight, *, output_tokens: int = 0) -> tuple[Command, ...]:
-        """Take a request out of every table; nodes that are gone took their share along."""
-        del self._flights[flight.arrived.request]
-        if flight.stage < Stage.PREFILLED:
-            self._take_off_prefill(flight)
-        decode = self._fleet.decode.get(flight.decode)
-        if decode is not None:
-            decode.leave(
-                flight.arrived.prompt_tokens, landed=flight.landed, output_tokens=output_tokens
-            )
-        self._forecast.remove(flight.number, flight.decode_start_s)
-        return self._close_fetch(flight)
-
-    def _take_off_prefill(self, flight: Flight) -> None:
-        node = self._fleet.prefill.get(flight.prefill)
-        if node is None:
-            return
-        if flight.stage is Stage.QUEUED:
-            node.dequeue(flight.work_s)
-        else:
-            node.stop(flight.work_s, self._now_s)
-
-    def _move_decode_start(self, flight: Flight) -> None:
-        """The request starts to decode now, not when it was predicted to."""
-        self._forecast.remove(flight.number, flight.decode_start_s)
-        flight.decode_start_s = self._now_s
-        self._forecast.add(flight.number, self._now_s, flight.arrived.prompt_tokens)
+    def _flight(self, request: RequestId) -> Flight | None:
+        return self.ledger.flights.get(request)
 
     def _ignore(self) -> tuple[Command, ...]:
         self._stale_events += 1

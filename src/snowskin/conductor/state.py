@@ -51,7 +51,7 @@ class PrefillNode(Node):
     nothing: a prefill that takes longer than predicted is expected to end any moment.
     """
 
-    __slots__ = ("_queued_s", "_running_s", "_since_s", "compute", "queued", "running")
+    __slots__ = ("_queued_s", "_running_s", "compute", "queued", "running", "since_s")
 
     role = Role.PREFILL
 
@@ -62,7 +62,8 @@ class PrefillNode(Node):
         self.running = 0
         self._queued_s = 0.0
         self._running_s = 0.0
-        self._since_s = 0.0
+        self.since_s = 0.0
+        """When the running work was last settled."""
 
     def is_full(self) -> bool:
         """Whether the node has as many requests as it said it would queue."""
@@ -76,7 +77,7 @@ class PrefillNode(Node):
         """Predicted seconds until a request that came now could start."""
         if not self.running:
             return self._queued_s
-        left_s = self._running_s - (now_s - self._since_s)
+        left_s = self._running_s - (now_s - self.since_s)
         return self._queued_s + left_s if left_s > 0 else self._queued_s
 
     def enqueue(self, prefill_s: float) -> None:
@@ -103,8 +104,8 @@ class PrefillNode(Node):
         self._running_s = max(0.0, self._running_s - prefill_s) if self.running else 0.0
 
     def _settle(self, now_s: float) -> None:
-        self._running_s = max(0.0, self._running_s - (now_s - self._since_s))
-        self._since_s = now_s
+        self._running_s = max(0.0, self._running_s - (now_s - self.since_s))
+        self.since_s = now_s
 
 
 class DecodeNode(Node):
