@@ -41,6 +41,9 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     """Generation ends on any of these (the model's end of text, unless ignored)."""
     min_output_tokens: int = 0
     """Stop tokens are not drawn before so many tokens."""
+    root: BlockKey | None = None
+    """The key before block 0, ``KeySpace.root()`` of the request's tenant. Needed only to name the
+    first block of a prompt shorter than one; None: such a block is not shared."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
