@@ -63,8 +63,8 @@ class DecodeBatch(Generic[J]):
 
     def __init__(self, cost: DecodeCost, *, sequence_limit: int, token_limit: int) -> None:
         self._cost = cost
-        self._sequence_limit = sequence_limit
-        self._token_limit = token_limit
+        self.sequence_limit = sequence_limit
+        self.token_limit = token_limit
         self._boundary_s = 0.0
         """The last step boundary that the state below is of."""
         self._step = 0
@@ -76,6 +76,11 @@ class DecodeBatch(Generic[J]):
         self._history: list[tuple[int, float, float]] = []
         self.busy_s = 0.0
         """Time spent in steps."""
+
+    @property
+    def step_count(self) -> int:
+        """Steps so far."""
+        return self._step
 
     @property
     def running_count(self) -> int:
@@ -109,7 +114,7 @@ class DecodeBatch(Generic[J]):
 
     def add(self, sequence: Sequence[J]) -> None:
         """Stand in line; joins at the next step boundary that has room (see ``next_s``)."""
-        assert sequence.reserved_tokens <= self._token_limit, "can never fit the device"
+        assert sequence.reserved_tokens <= self.token_limit, "can never fit the device"
         self._waiting.append(sequence)
 
     def next_s(self, now_s: float) -> float | None:
@@ -160,8 +165,8 @@ class DecodeBatch(Generic[J]):
 
     def _has_room(self, sequence: Sequence[J]) -> bool:
         return (
-            len(self._running) < self._sequence_limit
-            and self._reserved_tokens + sequence.reserved_tokens <= self._token_limit
+            len(self._running) < self.sequence_limit
+            and self._reserved_tokens + sequence.reserved_tokens <= self.token_limit
         )
 
     def _first_step_s(self) -> float:

@@ -67,6 +67,12 @@ class Journey:
         self._streamed_ratio = 1.0 - 1.0 / rules.layers
         self.flights: dict[RequestId, Job] = {}
         """Requests that have come and not left, in order of arrival."""
+        self.endings = dict.fromkeys(Ending, 0)
+        self.started_tokens = 0
+        """Prompt tokens of all prefills that were started, and how many of them were reused."""
+        self.reused_tokens = 0
+        self.fetch_count = 0
+        self.fetched_bytes = 0
 
     def place(
         self, job: Job, prefill: PrefillNode, decode: DecodeNode, fetch: Fetch | None
@@ -91,6 +97,7 @@ class Journey:
         job.ending = ending
         job.finished_s = self._calendar.now_s
         del self.flights[job.request]
+        self.endings[ending] += 1
         if job.placement is not None:
             self.drop(job.placement)
         if ending is Ending.COMPLETED:
@@ -165,13 +172,16 @@ class Journey:
         self.start_next(placement.prefill)
 
     def _tell_fetched(self, placement: Placement, fetch: Fetch, *, blocks: int) -> None:
+        kv_bytes = self._profile.kv_bytes(blocks * self._block_tokens)
+        self.fetch_count += 1
+        self.fetched_bytes += kv_bytes
         self._tell(
             FetchFinished(
                 placement.job.request,
                 placement.prefill.name,
                 fetch.source,
                 blocks,
-                self._profile.kv_bytes(blocks * self._block_tokens),
+                kv_bytes,
                 self._calendar.now_s - placement.fetch_started_s,
             )
         )
@@ -195,6 +205,8 @@ class Journey:
         now_s = self._calendar.now_s
         reused = min(placement.prefix * self._block_tokens, job.prompt_tokens - 1)
         job.reused_tokens = reused
+        self.started_tokens += job.prompt_tokens
+        self.reused_tokens += reused
         placement.prefill_s = self._profile.prefill.seconds(job.prompt_tokens, reused)
         placement.computed_s = now_s + placement.prefill_s
         self._calendar.at(placement.computed_s, Rank.COMPUTE, self._computed, placement)

@@ -97,6 +97,8 @@ class Network:
         self.moved_bytes = 0.0
         """Bytes that arrived, those of flows that were cancelled midway included."""
         self.flow_count = 0
+        """Flows that were ever begun; ``active_count`` of them are not over."""
+        self.active_count = 0
 
     def join(self, node: NodeId) -> None:
         """Give a node its two ports, at full rate."""
@@ -130,6 +132,7 @@ class Network:
         flow.source.flows[flow] = None
         flow.destination.flows[flow] = None
         self.flow_count += 1
+        self.active_count += 1
         self._rebalance_around(flow)
         return flow
 
@@ -148,6 +151,7 @@ class Network:
 
     def _remove(self, flow: Flow) -> None:
         flow.done = True
+        self.active_count -= 1
         self.moved_bytes += flow.total_bytes - flow.left_bytes
         del flow.source.flows[flow]
         del flow.destination.flows[flow]

@@ -41,11 +41,22 @@ from snowskin.trace.records import Ints, Trace
 
 
 class World:
-    """One run: build it, ``run`` it, then read ``jobs``, ``nodes`` and ``network``."""
+    """One run: build it, ``run`` it, then read ``jobs``, ``nodes`` and ``network``.
 
-    def __init__(self, trace: Trace, config: WorldConfig) -> None:
+    Args:
+        on_progress: called with the count of arrivals, once in 500.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        config: WorldConfig,
+        *,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
         self.trace = trace
         self.config = config
+        self._on_progress = on_progress
         self.calendar = Calendar()
         self.jobs: list[Job] = []
         self.nodes: dict[NodeId, SimNode] = {}
@@ -56,7 +67,7 @@ class World:
         self.network = Network(
             self.calendar, latency_s=link.latency_s, rate_bytes_per_s=link.bytes_per_s
         )
-        self._block_count = config.block_count(trace.block_tokens)
+        self.block_count = config.block_count(trace.block_tokens)
         limit = config.output_limit_tokens
         self._output_limit_tokens = limit or max(1, int(trace.output_tokens.max()))
         # The seed names one stream for each subsystem that draws; the Conductor is the only one.
@@ -144,6 +155,8 @@ class World:
         )
         self.jobs.append(job)
         self.journey.flights[job.request] = job
+        if self._on_progress is not None and index % 500 == 499:
+            self._on_progress(index + 1)
         if index + 1 < len(self._arrival_s):
             self.calendar.at(self._arrival_s[index + 1], Rank.ARRIVAL, self._arrive, index + 1)
         self.tell(RequestArrived(job.request, prompt_tokens, keys, self._output_limit_tokens))
@@ -162,7 +175,7 @@ class World:
                 self.journey.stream_next(node)
 
         memory = NodeMemory(
-            name, self._block_count, eviction=config.eviction, tell=tell_blocks, on_room=on_room
+            name, self.block_count, eviction=config.eviction, tell=tell_blocks, on_room=on_room
         )
         node: PrefillNode | DecodeNode
         if role is Role.PREFILL:
@@ -180,7 +193,7 @@ class World:
             NodeJoined(
                 name,
                 role,
-                self._block_count,
+                self.block_count,
                 config.sequence_limit,
                 config.device_token_count(),
             )

@@ -1,0 +1,133 @@
+"""What a simulation gives: one record for each request, and the flat summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from snowskin.measure.latency import tail_count
+from snowskin.measure.records import Costs, RequestRecord, Slo, summarise
+from snowskin.sim.decode import DecodeBatch
+from snowskin.sim.job import Job
+from snowskin.sim.nodes import DecodeNode, PrefillNode
+from snowskin.sim.world import World
+from snowskin.trace.records import Floats
+
+DEFINITIONS = {
+    "requests": "all that arrived; = completed + rejected + failed + cancelled",
+    "effective_ratio": "completed within both SLOs / requests",
+    "goodput_requests_per_s": "effective requests / span_s",
+    "ttft": "arrival to first token, over all requests that had one (rejected ones do not count)",
+    "tbt": "of one request: mean of its longest 10 % of intervals between tokens (FAST '25); the "
+    "first interval begins with the first token, so it holds the KV transfer",
+    "hit_ratio": "prompt tokens whose KV prefill reused / prompt tokens, over the same requests",
+    "prefill_busy_s": "time that prefill nodes computed, summed over nodes",
+    "decode_busy_s": "time that decode nodes spent in steps, summed over nodes",
+    "transfer_bytes": "KV bytes between nodes: fetched prefixes and prompts sent to decode nodes",
+    "span_s": "simulated time from the first arrival to the last end",
+    "wall_s": "the same as span_s: the wall clock of the simulated cluster. What the simulator "
+    "itself took is printed, and never written, so that one seed gives one file",
+}
+
+
+def request_records(jobs: list[Job]) -> list[RequestRecord]:
+    """One record for each request that left, in order of arrival."""
+    steps: dict[int, Floats] = {}
+    records: list[RequestRecord] = []
+    for job in jobs:
+        assert job.ending is not None
+        assert job.finished_s is not None
+        first_s = job.first_token_s
+        finished = job.sequence is not None and first_s is not None and _is_done(job)
+        records.append(
+            RequestRecord(
+                job.request,
+                job.ending,
+                job.arrived_s,
+                job.finished_s,
+                job.prompt_tokens,
+                job.output_tokens if job.ending == "completed" else 0,
+                job.reused_tokens if first_s is not None else 0,
+                first_s - job.arrived_s if first_s is not None else None,
+                _tbt_s(job, steps) if finished else None,
+            )
+        )
+    return records
+
+
+def _is_done(job: Job) -> bool:
+    return job.ending == "completed"
+
+
+def _tbt_s(job: Job, steps: dict[int, Floats]) -> float:
+    """Mean of the longest 10 % of intervals, as ``measure`` defines it, from the batch's steps."""
+    sequence, batch = job.sequence, job.batch
+    assert sequence is not None
+    assert batch is not None
+    assert job.first_token_s is not None
+    durations = steps.get(id(batch))
+    if durations is None:
+        durations = steps[id(batch)] = batch.step_durations()
+    own = durations[sequence.first_step : sequence.end_step]
+    joining_s = sequence.joined_s - job.first_token_s + float(own[0])
+    count = tail_count(len(own))
+    if len(own) == 1:
+        return joining_s
+    rest = own[1:]
+    if joining_s >= float(rest.max()):
+        count -= 1
+        longest = np.partition(rest, len(rest) - count)[len(rest) - count :] if count else rest[:0]
+        return (joining_s + float(longest.sum())) / (count + 1)
+    everything = own.copy()
+    everything[0] = joining_s
+    longest = np.partition(everything, len(everything) - count)[len(everything) - count :]
+    return float(longest.sum()) / count
+
+
+def summary_of(world: World, records: list[RequestRecord]) -> dict[str, Any]:
+    """The flat report: measures, what they cost, and the settings they belong to."""
+    config = world.config
+    nodes = [*world.gone, *world.nodes.values()]
+    prefill = [node for node in nodes if isinstance(node, PrefillNode)]
+    batches = [node.batch for node in nodes if isinstance(node, DecodeNode)]
+    pools = [node.memory.pool.stat() for node in nodes]
+    costs = Costs(
+        prefill_busy_s=sum(node.busy_s for node in prefill),
+        transfer_bytes=round(world.network.moved_bytes),
+    )
+    slo = Slo(ttft_s=config.ttft_slo_s, tbt_s=config.tbt_slo_s)
+    measures: dict[str, Any] = msgspec.to_builtins(summarise(records, slo=slo, costs=costs))
+    measures["wall_s"] = measures["span_s"]
+    return measures | {
+        "decode_busy_s": sum(batch.busy_s for batch in batches),
+        "mean_batch": _mean_batch(records, batches),
+        "transfers": world.network.flow_count,
+        "fetches": world.journey.fetch_count,
+        "fetched_bytes": world.journey.fetched_bytes,
+        "committed_blocks": sum(pool.committed_total for pool in pools),
+        "evicted_blocks": sum(pool.evicted_total for pool in pools),
+        "trace": world.trace.name,
+        "sharing_known": world.trace.sharing_known,
+        "block_tokens": world.trace.block_tokens,
+        "hardware": config.profile.name,
+        "prefill": config.prefill_nodes,
+        "decode": config.decode_nodes,
+        "policy": config.policy,
+        "admission": config.admission,
+        "ttft_slo_s": config.ttft_slo_s,
+        "tbt_slo_s": config.tbt_slo_s,
+        "blocks_per_node": world.block_count,
+        "eviction": config.eviction,
+        "faults": len(config.faults),
+        "seed": config.seed,
+        "definitions": dict(DEFINITIONS),
+    }
+
+
+def _mean_batch(records: list[RequestRecord], batches: list[DecodeBatch[Any]]) -> float | None:
+    """Sequences in the batch of a step, on average over steps."""
+    steps = sum(batch.step_count for batch in batches)
+    decoded = sum(max(0, record.output_tokens - 1) for record in records)
+    return decoded / steps if steps else None
