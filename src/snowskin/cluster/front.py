@@ -24,6 +24,7 @@ from snowskin.cluster.wire import FrontWire
 from snowskin.conductor.config import ConductorConfig
 from snowskin.conductor.journal import JournalHeader, RecordedConductor
 from snowskin.cost.profile import Profile
+from snowskin.store.directory import Directory
 from snowskin.terms.commands import Command
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.events import Event, NodeJoined, NodeLost
@@ -124,6 +125,11 @@ class Cluster:
         """What is served."""
         return self._info
 
+    @property
+    def directory(self) -> Directory:
+        """Which node holds which block, to be read and never written."""
+        return self._conductor.directory
+
     async def submit(self, request: GenerationRequest) -> Flight:
         """Place a request; it is queued on its prefill node on return.
 
@@ -151,7 +157,7 @@ class Cluster:
 
     def status(self) -> ClusterStatus:
         """One snapshot of everything."""
-        directory = self._conductor.directory
+        directory = self.directory.stat()
         return ClusterStatus(
             ready=self._roster.can_serve,
             uptime_s=time.monotonic() - self._started_s,
@@ -166,8 +172,8 @@ class Cluster:
             ),
             transfers=self._ledger.transfers,
             rejections=dict(self._ledger.rejections),
-            hot_block_replicas=directory.stat().replicas - directory.stat().blocks,
-            directory_blocks=directory.stat().blocks,
+            hot_block_replicas=directory.replicas - directory.blocks,
+            directory_blocks=directory.blocks,
         )
 
     # --- nodes -----------------------------------------------------------------------------
