@@ -1,0 +1,219 @@
+"""``snowskin simulate`` and ``snowskin cache-curve``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from snowskin.terms.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from snowskin.sim.config import WorldConfig
+    from snowskin.sim.simulate import Outcome
+    from snowskin.trace.records import Trace
+
+SHOWN = (
+    "requests", "completed", "rejected", "failed", "effective_ratio", "goodput_requests_per_s",
+    "ttft_mean_s", "ttft_p90_s", "tbt_mean_s", "tbt_p90_s", "hit_ratio", "prefill_busy_s",
+    "decode_busy_s", "mean_batch", "transfer_bytes", "fetches", "span_s",
+)  # fmt: skip
+SAMPLES = 240
+
+
+def simulate(
+    trace: Annotated[Path, typer.Option(help="Mooncake JSONL, Azure CSV or our own JSONL.")],
+    hardware: Annotated[str, typer.Option(help="A cost profile's name or file.")] = "a800_tp8",
+    prefill: Annotated[int, typer.Option(help="Prefill nodes.")] = 8,
+    decode: Annotated[int, typer.Option(help="Decode nodes.")] = 8,
+    policy: Annotated[
+        str, typer.Option(help="kvcache-centric, cache-aware, load-balance or random.")
+    ] = "kvcache-centric",
+    admission: Annotated[str, typer.Option(help="none, baseline, early or predicted.")] = "none",
+    ttft_slo: Annotated[float, typer.Option(help="Seconds to the first token.")] = 30.0,
+    tbt_slo: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.1,
+    speed: Annotated[float, typer.Option(help="Replay so many times faster.")] = 1.0,
+    requests: Annotated[int | None, typer.Option(help="Only the first so many.")] = None,
+    dram_gb: Annotated[float, typer.Option(help="DRAM a node lends to the pool, GB.")] = 1000.0,
+    blocks: Annotated[int | None, typer.Option(help="DRAM blocks a node, not --dram-gb.")] = None,
+    eviction: Annotated[str, typer.Option(help="lru, lfu or length-aware.")] = "lru",
+    threshold: Annotated[
+        float | None, typer.Option(help="Algorithm 1's kvcache_balancing_threshold.")
+    ] = None,
+    kill: Annotated[
+        list[str] | None, typer.Option(help="NODE@SECOND+RESTART_S, e.g. prefill-0@60+30.")
+    ] = None,
+    slow: Annotated[
+        list[str] | None, typer.Option(help="NODE@SECOND+DURATION_S*FACTOR: a slow link.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="One seed, one outcome.")] = 0,
+    check: Annotated[
+        bool, typer.Option("--check", help="Test every law after each event.")
+    ] = False,
+    sweep: Annotated[
+        str | None,
+        typer.Option(help="One run for each: prefill=4..12, speed=1,1.5,2, policy=random,…"),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs of a sweep at once.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write the summary here.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Write pictures into this folder.")] = None,
+) -> None:
+    """Replay a trace on a simulated cluster under the real Conductor."""
+    from snowskin.cost.profile import load_profile
+    from snowskin.sim.config import WorldConfig
+    from snowskin.trace.formats import read_trace
+
+    began_s = time.perf_counter()
+    read = read_trace(trace)
+    read = read.sped_up(speed) if requests is None else read.head(requests).sped_up(speed)
+    config = WorldConfig(
+        load_profile(hardware),
+        prefill_nodes=prefill,
+        decode_nodes=decode,
+        policy=policy,
+        admission=admission,
+        ttft_slo_s=ttft_slo,
+        tbt_slo_s=tbt_slo,
+        balancing_threshold=threshold,
+        blocks=blocks,
+        dram_bytes=dram_gb * 1e9,
+        eviction=eviction,
+        faults=tuple(_faults(kill or [], slow or [])),
+        seed=seed,
+    )
+    if sweep is not None:
+        _sweep(read, config, sweep, jobs=jobs, json=json)
+        return
+    outcome = _run(read, config, check=check, samples=SAMPLES if plots else 0)
+    took_s = time.perf_counter() - began_s
+    _show([outcome.summary], took_s=took_s)
+    if json is not None:
+        _write(json, outcome.summary | {"speed": speed})
+    if plots is not None:
+        from snowskin.sim.pictures import draw_outcome
+
+        draw_outcome(outcome, plots)
+
+
+def cache_curve(
+    trace: Annotated[Path, typer.Option(help="A trace that tells what is shared.")],
+    policy: Annotated[str, typer.Option(help="Any of lru,lfu,length-aware.")] = "lru",
+    blocks: Annotated[str, typer.Option(help="Cache sizes, e.g. 1000,10000,inf.")] = (
+        "1000,3000,10000,30000,50000,100000,inf"
+    ),
+    json: Annotated[Path | None, typer.Option(help="Write the points here.")] = None,
+) -> None:
+    """Hit ratio of one shared cache against its size, with the store's own eviction code."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from snowskin.sim import cache_curve as curve
+    from snowskin.trace.formats import read_trace
+
+    read = read_trace(trace)
+    sizes = [_size(text) for text in blocks.split(",")]
+    policies = [name.strip() for name in policy.split(",")]
+    points = curve.cache_curve(read, policies, sizes)
+    table = Table("blocks", *policies, title=f"{read.name}: hit ratio", caption=curve.DEFINITION)
+    for row, size in enumerate(sizes):
+        ratios = [points[column * len(sizes) + row].hit_ratio for column in range(len(policies))]
+        table.add_row("inf" if size is None else f"{size:,}", *[f"{x:.4f}" for x in ratios])
+    Console().print(table)
+    if json is not None:
+        rows = [msgspec.to_builtins(point) for point in points]
+        _write(json, {"trace": read.name, "definition": curve.DEFINITION, "points": rows})
+
+
+def _size(text: str) -> int | None:
+    text = text.strip()
+    if text in ("inf", "∞"):
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidInput(f"a cache size is a count or inf, not {text!r}", parameter="blocks")
+    return int(text)
+
+
+def _run(trace: Trace, config: WorldConfig, *, check: bool, samples: int) -> Outcome:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from snowskin.sim.simulate import simulate as play
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task("requests", total=len(trace))
+        return play(
+            trace,
+            config,
+            check=check,
+            samples=samples,
+            on_progress=lambda count: progress.update(task, completed=count),
+        )
+
+
+def _sweep(trace: Trace, config: WorldConfig, sweep: str, *, jobs: int, json: Path | None) -> None:
+    from snowskin.sim.sweep import parse_sweep, run_sweep
+
+    began_s = time.perf_counter()
+    axis = parse_sweep(sweep)
+    summaries = run_sweep(trace, config, axis, jobs=jobs)
+    _show(summaries, took_s=time.perf_counter() - began_s, axis=axis.name)
+    if json is not None:
+        _write(json, {"sweep": axis.name, "values": axis.values, "runs": summaries})
+
+
+def _show(summaries: list[dict[str, Any]], *, took_s: float, axis: str | None = None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    first = summaries[0]
+    title = (
+        f"{first['trace']}: {first['prefill']}P+{first['decode']}D {first['hardware']}, "
+        f"{first['policy']}, admission {first['admission']}"
+        if axis is None
+        else f"{first['trace']} on {first['hardware']}, by {axis}"
+    )
+    heads = ["" if axis is None else str(summary[axis]) for summary in summaries]
+    table = Table("", *heads, title=title, caption=f"simulated in {took_s:.2f} s")
+    for name in SHOWN:
+        table.add_row(name, *[_figure(summary[name]) for summary in summaries])
+    Console().print(table)
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4f}"
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+
+
+def _faults(kill: list[str], slow: list[str]) -> list[Any]:
+    from snowskin.sim.config import LinkSlows, NodeDies
+    from snowskin.terms.ids import NodeId
+
+    faults: list[NodeDies | LinkSlows] = []
+    for text in (*kill, *slow):
+        is_slow = text in slow
+        try:
+            node, times = text.split("@")
+            at_s, rest = times.split("+")
+            if is_slow:
+                duration_s, factor = rest.split("*")
+                faults.append(
+                    LinkSlows(NodeId(node), float(at_s), float(duration_s), float(factor))
+                )
+            else:
+                faults.append(NodeDies(NodeId(node), float(at_s), float(rest)))
+        except ValueError:
+            shape = "NODE@SECOND+DURATION_S*FACTOR" if is_slow else "NODE@SECOND+RESTART_S"
+            raise InvalidInput(
+                f"expected {shape}, got {text!r}", parameter="slow" if is_slow else "kill"
+            ) from None
+    return faults
