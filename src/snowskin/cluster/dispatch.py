@@ -18,6 +18,7 @@ from snowskin.terms.commands import (
     FailRequest,
     Fetch,
     GrantLease,
+    RejectCause,
     RejectRequest,
     StartPrefill,
 )
@@ -146,11 +147,11 @@ class Dispatch:
             self._recall(flight)
         flight.decision = command.decision
         error: SnowskinError
-        if command.decision.prefill and command.decision.decode:
-            error = Overloaded(command.reason, retry_after_s=command.retry_after_s)
-        else:
+        if command.cause is RejectCause.NO_NODE:
             error = NodeUnavailable(command.reason)
-        self._ledger.count_rejection(command.reason)
+        else:
+            error = Overloaded(command.reason, retry_after_s=command.retry_after_s)
+        self._ledger.count_rejection(command.cause)
         self._leave(flight, RequestState.REJECTED, error)
 
     # --- from the nodes --------------------------------------------------------------------
@@ -290,5 +291,5 @@ class Dispatch:
     ) -> None:
         self._flights.pop(flight.id)
         self._by_wire_id.pop(flight.wire_id, None)
-        flight.end(state, failure)
+        flight.end(state, failure, now_s=self._clock())
         self._ledger.close(flight)

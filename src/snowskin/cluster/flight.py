@@ -51,6 +51,7 @@ class Flight:
         self.finish_reason: FinishReason | None = None
         self.arrived_s = now_s
         self.started_s: float | None = None
+        self.ended_s: float | None = None
         self.token_times_s: list[float] = []
         self._untaken: list[SampledToken] = []
         self._news = asyncio.Event()
@@ -113,9 +114,12 @@ class Flight:
         self.finish_reason = finish_reason
         self._news.set()
 
-    def end(self, state: RequestState, failure: SnowskinError | None = None) -> None:
+    def end(
+        self, state: RequestState, failure: SnowskinError | None = None, *, now_s: float
+    ) -> None:
         """It holds nothing any more; the reader is told."""
         assert not self.ended, f"{self.id} ended twice"
+        self.ended_s = now_s
         self.state = state
         self.failure = failure
         self._news.set()

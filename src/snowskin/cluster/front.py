@@ -171,7 +171,7 @@ class Cluster:
                 for node in self._roster.nodes
             ),
             transfers=self._ledger.transfers,
-            rejections=dict(self._ledger.rejections),
+            rejections={str(cause): n for cause, n in self._ledger.rejections.items()},
             hot_block_replicas=directory.replicas - directory.blocks,
             directory_blocks=directory.blocks,
         )

@@ -6,6 +6,7 @@ import logging
 from collections import Counter, OrderedDict
 
 from snowskin.cluster.flight import Flight
+from snowskin.terms.commands import RejectCause
 from snowskin.terms.events import FetchFinished
 from snowskin.terms.ids import RequestId
 from snowskin.terms.serving import Explanation, RequestState, TransferKind, TransferTotals
@@ -14,8 +15,6 @@ log = logging.getLogger("snowskin.requests")
 
 REMEMBERED_REQUESTS = 10_000
 """Ended requests that ``snowskin explain`` can still tell about."""
-DISTINCT_REASONS = 64
-"""Rejection reasons counted apart; further ones count as "other"."""
 
 
 class Ledger:
@@ -23,7 +22,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._explanations: OrderedDict[RequestId, Explanation] = OrderedDict()
-        self.rejections: Counter[str] = Counter()
+        self.rejections: Counter[RejectCause] = Counter()
         self._transfers = {kind: TransferTotals(kind=kind) for kind in TransferKind}
 
     @property
@@ -35,10 +34,9 @@ class Ledger:
         """Of an ended request."""
         return self._explanations.get(request)
 
-    def count_rejection(self, reason: str) -> None:
+    def count_rejection(self, cause: RejectCause) -> None:
         """A request was turned away."""
-        known = reason in self.rejections or len(self.rejections) < DISTINCT_REASONS
-        self.rejections[reason if known else "other"] += 1
+        self.rejections[cause] += 1
 
     def count_fetch(self, fetch: FetchFinished, *, asked_blocks: int) -> None:
         """A prefix was fetched, whole or in part."""

@@ -16,6 +16,7 @@ import msgspec
 from snowskin.conductor.decode_choice import DecodeView
 from snowskin.conductor.forecast import Forecast, PoolLoad
 from snowskin.cost.costs import DecodeCost
+from snowskin.terms.commands import RejectCause
 
 
 class AdmissionQuestion(msgspec.Struct, frozen=True, gc=False):
@@ -40,6 +41,7 @@ class AdmissionQuestion(msgspec.Struct, frozen=True, gc=False):
 class Refusal(msgspec.Struct, frozen=True):
     """Why a request is turned away, and in how many seconds there should be room."""
 
+    cause: RejectCause
     reason: str
     room_in_s: float
 
@@ -59,9 +61,8 @@ def check_ttft(question: AdmissionQuestion) -> Refusal | None:
     late_s = question.ttft_s - question.ttft_slo_s
     if late_s <= 0:
         return None
-    return Refusal(
-        f"predicted TTFT {question.ttft_s:.2f} s exceeds {question.ttft_slo_s:g} s", late_s
-    )
+    reason = f"predicted TTFT {question.ttft_s:.2f} s exceeds {question.ttft_slo_s:g} s"
+    return Refusal(RejectCause.TTFT, reason, late_s)
 
 
 def check_present_load(question: AdmissionQuestion) -> Refusal | None:
@@ -72,12 +73,15 @@ def check_present_load(question: AdmissionQuestion) -> Refusal | None:
     node = question.decode_now
     tbt_s = node.with_request(question.prompt_tokens, question.cost).tbt_s
     if tbt_s > question.tbt_slo_s:
+        cause = RejectCause.TBT
         reason = f"TBT {tbt_s:.3f} s on {node.node} would exceed {question.tbt_slo_s:g} s"
     elif not node.has_room(question.prompt_tokens):
+        cause = RejectCause.DECODE_FULL
         reason = f"{node.node} has no room for {question.prompt_tokens} tokens more"
     else:
         return None
-    return Refusal(reason, question.forecast.next_leave_s(question.now_s, question.decode_s))
+    room_in_s = question.forecast.next_leave_s(question.now_s, question.decode_s)
+    return Refusal(cause, reason, room_in_s)
 
 
 def check_ttft_and_present_load(question: AdmissionQuestion) -> Refusal | None:
@@ -96,15 +100,16 @@ def check_ttft_and_predicted_load(question: AdmissionQuestion) -> Refusal | None
     if _fits_pool(question, load):
         return None
     tbt_s = _mean_tbt_s(question, load)
-    reason = (
-        f"predicted mean TBT {tbt_s:.3f} s exceeds {question.tbt_slo_s:g} s"
-        if tbt_s > question.tbt_slo_s
-        else f"the decode pool is predicted full, with {load.sequences} sequences"
-    )
+    if tbt_s > question.tbt_slo_s:
+        cause = RejectCause.TBT
+        reason = f"predicted mean TBT {tbt_s:.3f} s exceeds {question.tbt_slo_s:g} s"
+    else:
+        cause = RejectCause.DECODE_FULL
+        reason = f"the decode pool is predicted full, with {load.sequences} sequences"
     room_in_s = forecast.seconds_until(
         lambda later: _fits_pool(question, later), now_s=ends_s, decode_s=decode_s
     )
-    return Refusal(reason, room_in_s)
+    return Refusal(cause, reason, room_in_s)
 
 
 ADMISSIONS: dict[str, Admission] = {

@@ -25,6 +25,7 @@ from snowskin.terms.commands import (
     Command,
     Decision,
     FailRequest,
+    RejectCause,
     RejectRequest,
     StartPrefill,
 )
@@ -164,7 +165,11 @@ class Conductor:
             room_in_s = self.ledger.forecast.next_leave_s(
                 self._now_s, self.ledger.decode_time.seconds
             )
-            refusal = Refusal(f"{len(self.ledger.flights)} requests are in flight", room_in_s)
+            refusal = Refusal(
+                RejectCause.IN_FLIGHT,
+                f"{len(self.ledger.flights)} requests are in flight",
+                room_in_s,
+            )
             return self._turn_away(event.request, refusal, None)
         return self._place(Flight(event, number), admit=True)
 
@@ -236,7 +241,8 @@ class Conductor:
         else:
             decision = msgspec.structs.replace(decision, reason=refusal.reason)
         retry_after_s = min(max(refusal.room_in_s, 1.0), self.config.retry_limit_s)
-        return (RejectRequest(request, refusal.reason, retry_after_s, decision),)
+        reject = RejectRequest(request, refusal.cause, refusal.reason, retry_after_s, decision)
+        return (reject,)
 
     def _start_prefill(self, event: PrefillStarted) -> tuple[Command, ...]:
         flight = self._flight(event.request)

@@ -12,6 +12,7 @@ from snowskin.conductor.prediction import Correction
 from snowskin.conductor.prefill_choice import FetchSource, PrefillPool
 from snowskin.conductor.state import DecodeNode, Node, PrefillNode
 from snowskin.cost.profile import Profile
+from snowskin.terms.commands import RejectCause
 from snowskin.terms.events import NodeJoined
 from snowskin.terms.ids import NodeId, Role
 
@@ -60,15 +61,17 @@ class Fleet:
     def obstacle(self, now_s: float) -> Refusal | None:
         """What keeps every request from being placed; None if nothing does."""
         if not self.prefill:
-            return Refusal("no prefill node is up", _NO_NODE_RETRY_S)
+            return Refusal(RejectCause.NO_NODE, "no prefill node is up", _NO_NODE_RETRY_S)
         if not self.decode:
-            return Refusal("no decode node is up", _NO_NODE_RETRY_S)
+            return Refusal(RejectCause.NO_NODE, "no decode node is up", _NO_NODE_RETRY_S)
         for node in self.prefill.values():
             if not node.is_full():
                 return None
         # A place is free as soon as the first of a queue is done.
         room_in_s = min([node.mean_turn_s(now_s) for node in self.prefill.values()])
-        return Refusal("the queue of every prefill node is full", room_in_s)
+        return Refusal(
+            RejectCause.PREFILL_FULL, "the queue of every prefill node is full", room_in_s
+        )
 
     def view_prefill(
         self, prefixes: Mapping[NodeId, int], usable_blocks: int, now_s: float

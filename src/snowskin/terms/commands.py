@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from snowskin.terms.events import PlacedBlock
@@ -72,6 +74,17 @@ class StartPrefill(msgspec.Struct, frozen=True, tag=True):
     decision: Decision
 
 
+class RejectCause(StrEnum):
+    """What a request was turned away for; few words, fit for counting."""
+
+    TTFT = "ttft"
+    TBT = "tbt"
+    DECODE_FULL = "decode-full"
+    PREFILL_FULL = "prefill-full"
+    IN_FLIGHT = "in-flight"
+    NO_NODE = "no-node"
+
+
 class RejectRequest(msgspec.Struct, frozen=True, tag=True):
     """Turn the request away (HTTP 429).
 
@@ -80,6 +93,7 @@ class RejectRequest(msgspec.Struct, frozen=True, tag=True):
     """
 
     request: RequestId
+    cause: RejectCause
     reason: str
     retry_after_s: float
     decision: Decision
