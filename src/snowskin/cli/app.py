@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import snowskin
-from snowskin.cli import explain, profile, serve
+from snowskin.cli import explain, profile, serve, simulate, trace
 from snowskin.terms.errors import SnowskinError
 
 app = typer.Typer(
@@ -21,6 +21,9 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("profile")(profile.profile)
 app.command("explain")(explain.explain)
+app.command("simulate")(simulate.simulate)
+app.command("cache-curve")(simulate.cache_curve)
+app.add_typer(trace.app, name="trace")
 
 
 def _show_version(wanted: bool) -> None:

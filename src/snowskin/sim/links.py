@@ -105,6 +105,10 @@ class Network:
         self._out[node] = Port(self._rate_bytes_per_s)
         self._in[node] = Port(self._rate_bytes_per_s)
 
+    def ports(self, node: NodeId) -> tuple[Port, Port]:
+        """A node's port out and port in."""
+        return self._out[node], self._in[node]
+
     def set_rate(self, node: NodeId, factor: float) -> None:
         """From now on the node's ports run at ``factor`` of the full rate."""
         for port in (self._out[node], self._in[node]):
