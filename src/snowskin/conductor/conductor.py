@@ -162,13 +162,10 @@ class Conductor:
             reason = f"no decode node's device memory holds {event.prompt_tokens} tokens"
             return (FailRequest(event.request, reason, ()),)
         if len(self.ledger.flights) >= self.config.max_in_flight:
-            room_in_s = self.ledger.forecast.next_leave_s(
-                self._now_s, self.ledger.decode_time.seconds
-            )
             refusal = Refusal(
                 RejectCause.IN_FLIGHT,
                 f"{len(self.ledger.flights)} requests are in flight",
-                room_in_s,
+                self.ledger.next_leave_s(self._now_s),
             )
             return self._turn_away(event.request, refusal, None)
         return self._place(Flight(event, number), admit=True)

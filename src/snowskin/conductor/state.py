@@ -155,9 +155,12 @@ class DecodeNode(Node):
         self._grown_tokens = max(0, self._grown_tokens - output_tokens) if self.present else 0
 
     def report(self, context_tokens: int) -> None:
-        """The node's own count of running tokens; what exceeds the prompts was generated."""
+        """The node's own count of running tokens; what exceeds the prompts was generated.
+
+        A report may be older than the last request's end, so without one it says nothing.
+        """
         self._view_placed = None
-        self._grown_tokens = max(0, context_tokens - self.present_tokens)
+        self._grown_tokens = max(0, context_tokens - self.present_tokens) if self.present else 0
 
     def observe_step(self, *, real_s: float, predicted_s: float) -> None:
         """Learn how long a decode step really takes here."""

@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snowskin.conductor.forecast import Forecast, PoolLoad
+
+starts = st.lists(st.tuples(st.floats(0, 100), st.integers(1, 1000), st.booleans()), max_size=30)
+
+
+@given(starts, st.floats(0, 100), st.floats(0.1, 50))
+def test_the_load_is_what_has_started_and_not_yet_run_its_time(entries, at_s: float, decode_s):
+    forecast = Forecast()
+    for number, (start_s, tokens, _) in enumerate(entries):
+        forecast.add(number, start_s, tokens)
+    for number, (start_s, _, gone) in enumerate(entries):
+        if gone:
+            forecast.remove(number, start_s)
+    loaded = [
+        tokens
+        for start_s, tokens, gone in entries
+        if not gone and start_s <= at_s and not start_s <= at_s - decode_s
+    ]
+    assert forecast.load_at(at_s, decode_s) == PoolLoad(len(loaded), sum(loaded))
+
+
+def test_the_next_leaves_when_its_time_is_over():
+    forecast = Forecast()
+    assert forecast.next_leave_s(5.0, 10.0) == 10.0
+    forecast.add(0, 1.0, 10)
+    forecast.add(1, 4.0, 10)
+    assert forecast.next_leave_s(5.0, 10.0) == 6.0
+    assert forecast.next_leave_s(12.0, 10.0) == 2.0
+
+
+def test_the_wait_for_room_ends_when_enough_have_left():
+    forecast = Forecast()
+    for number in range(4):
+        forecast.add(number, float(number), 10)
+    wait_s = forecast.seconds_until(lambda load: load.sequences < 2, now_s=5.0, decode_s=10.0)
+    assert wait_s == pytest.approx(7.0, abs=0.1)
+    assert Forecast().seconds_until(lambda load: False, now_s=0.0, decode_s=1.0) == 0.0
+
+
+def test_what_was_never_added_cannot_be_removed():
+    with pytest.raises(AssertionError, match="request number 3 is not in the forecast"):
+        Forecast().remove(3, 1.0)

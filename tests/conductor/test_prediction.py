@@ -1,0 +1,42 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snowskin.conductor.prediction import Correction, DecodeTime
+
+times = st.floats(0, 1e6)
+
+
+@given(st.lists(st.tuples(times, times)), st.floats(0, 1), st.floats(1, 100))
+def test_a_correction_never_leaves_its_bounds(observed, weight: float, bound: float):
+    correction = Correction(weight=weight, bound=bound)
+    for real_s, predicted_s in observed:
+        correction.observe(real_s=real_s, predicted_s=predicted_s)
+        assert 1 / bound * 0.999 <= correction.ratio <= bound * 1.001
+
+
+def test_a_steady_factor_is_learned():
+    correction = Correction(weight=0.1, bound=8.0)
+    for _ in range(100):
+        correction.observe(real_s=3.0, predicted_s=2.0)
+    assert correction.ratio == pytest.approx(1.5, rel=1e-3)
+
+
+def test_true_predictions_are_left_exactly_as_they_are():
+    correction = Correction(weight=0.1, bound=8.0)
+    correction.observe(real_s=0.3, predicted_s=0.3)
+    assert correction.ratio == 1.0
+
+
+def test_the_first_real_decode_time_replaces_the_guess():
+    decode_time = DecodeTime(first_guess_s=10.0, weight=0.5)
+    decode_time.observe(2.0)
+    assert decode_time.seconds == 2.0
+    decode_time.observe(4.0)
+    assert decode_time.seconds == 3.0
+
+
+def test_with_no_weight_the_decode_time_stays_as_configured():
+    decode_time = DecodeTime(first_guess_s=10.0, weight=0.0)
+    decode_time.observe(2.0)
+    assert decode_time.seconds == 10.0
