@@ -108,8 +108,7 @@ class _Ranked(Generic[K]):
     """Evicts the lowest rank first; within a rank the least recently used.
 
     Keys of one rank share a bucket in order of use. The lowest bucket is found by a heap of
-    ranks, in which each rank is at most once, so its size is bounded by the ranks ever in use
-    since it was last on top.
+    ranks, in which each rank is at most once; ranks without keys are swept out when they prevail.
     """
 
     def __init__(self) -> None:
@@ -175,10 +174,18 @@ class _Ranked(Generic[K]):
         if bucket is None:
             bucket = self._buckets[rank] = OrderedDict()
             if rank not in self._queued:
-                self._queued.add(rank)
-                heapq.heappush(self._ranks, rank)
+                self._queue(rank)
         bucket[key] = None
         self._exposed_count += 1
+
+    def _queue(self, rank: tuple[int, int]) -> None:
+        if len(self._ranks) > 2 * len(self._buckets) + 64:
+            self._ranks = list(self._buckets)  # This rank has its bucket already.
+            heapq.heapify(self._ranks)
+            self._queued = set(self._ranks)
+            return
+        self._queued.add(rank)
+        heapq.heappush(self._ranks, rank)
 
     def _leave(self, key: K, use: _Use) -> None:
         rank = self._rank(use)

@@ -128,6 +128,8 @@ class _Serving:
         self._sent = np.zeros(len(wanted), dtype=np.int64)
         self._open = np.arange(len(wanted), dtype=np.intp)
         self._batch: list[memoryview] = []
+        self._unconfirmed: list[int] = []
+        """Blocks whose last slice is queued, and whose end is not."""
         self._batch_bytes = 0
         self.sent_blocks = 0
         self.missed_blocks = 0
@@ -152,6 +154,7 @@ class _Serving:
             if select.select([self._connection], [], [], pause_s)[0]:
                 raise ConnectionEnded("the client wants no more")
             pause_s = min(2 * pause_s, POLL_MOST_S)
+        self._flush()
         self._queue(FRAME.pack(FrameKind.DONE, 0, 0, 0, 0, 0))
         self._flush()
 
@@ -173,34 +176,44 @@ class _Serving:
         return moved
 
     def _send_block(self, index: int, ready: int) -> None:
-        """Queue a block's newly ready parts as slices, and its end if it is whole.
+        """Queue a block's newly ready parts as slices, each with a checksum.
 
-        A checksum that is computed here counts only if the generation is still right afterwards:
+        A checksum counts only if the generation is still right after it was read or computed:
         then it is of the bytes meant, and bytes that change before they are sent fail it there.
         """
         slot = int(self._slots[index])
         first = int(self._sent[index])
         ready = min(ready, self._part_count)
-        checksum = self._stored_checksum(slot)
-        if first == 0 and ready == self._part_count and checksum is not None:
-            self._queue_slice(index, 0, ready, checksum)
-        else:
-            step = max(1, SLICE_BYTES_LIMIT // self._part_bytes)
-            for start in range(first, ready, step):
-                stop = min(start + step, ready)
-                of_parts = xxhash.xxh3_64_intdigest(self._segment.data[slot, start:stop].data)
-                if not self._is_live(index):
-                    break
-                self._queue_slice(index, start, stop - start, of_parts)
+        stored = self._stored_checksum(slot)
+        whole = first == 0 and ready == self._part_count and stored is not None
+        step = ready if whole else max(1, SLICE_BYTES_LIMIT // self._part_bytes)
         self._sent[index] = ready
-        checksum = self._stored_checksum(slot)
-        if not self._is_live(index):
-            self._sent[index] = self._part_count
-            self._end_blocks([index], EndStatus.MISSED)
-        elif ready == self._part_count and checksum is not None:
-            self._end_blocks([index], EndStatus.SEALED, checksum)
-        elif ready == self._part_count:
-            self._end_blocks([index], EndStatus.SENT)
+        for start in range(first, ready, step):
+            stop = min(start + step, ready)
+            if whole and stored is not None:
+                checksum = stored
+            else:
+                of_parts = self._segment.data[slot, start:stop]
+                checksum = xxhash.xxh3_64_intdigest(of_parts.data)
+            if not self._is_live(index):
+                self._sent[index] = self._part_count
+                self._end_blocks([index], EndStatus.MISSED)
+                return
+            self._queue_slice(index, start, stop - start, checksum)
+        if ready == self._part_count:
+            self._unconfirmed.append(index)
+
+    def _confirm(self) -> None:
+        """Queue the ends of whole blocks, whose bytes have left: were they right until then?"""
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for index in unconfirmed:
+            checksum = self._stored_checksum(int(self._slots[index]))
+            if not self._is_live(index):
+                self._end_blocks([index], EndStatus.MISSED)
+            elif checksum is None:
+                self._end_blocks([index], EndStatus.SENT)
+            else:
+                self._end_blocks([index], EndStatus.SEALED, checksum)
 
     def _is_live(self, index: int) -> bool:
         live: bool = self._segment.generation[self._slots[index]] == self._generations[index]
@@ -233,7 +246,9 @@ class _Serving:
             self._flush()
 
     def _flush(self) -> None:
-        send_buffers(self._connection, self._batch)
+        batch, self._batch = self._batch, []
+        send_buffers(self._connection, batch)
         self.sent_bytes += self._batch_bytes
-        self._batch = []
         self._batch_bytes = 0
+        # The kernel has its own copy now, so what is still live was sent right.
+        self._confirm()

@@ -1,0 +1,195 @@
+"""Laws of the pool under random sequences of operations, against a model that is plainly right."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from snowskin.store.eviction import POLICIES, make_policy
+from snowskin.store.pool import BlockPool, Committed, Evicted, PoolFull
+from snowskin.terms.ids import BlockKey
+
+SLOTS = 6
+CHAINS = [[BlockKey(bytes([chain, depth]) * 8) for depth in range(4)] for chain in range(4)]
+CHAIN = st.sampled_from(CHAINS)
+LENGTH = st.integers(1, 4)
+
+
+class PoolLaws(RuleBasedStateMachine):
+    policy = "lru"
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(SLOTS, make_policy(self.policy))
+        self.now_s = 0.0
+        self.held = {}  # key -> PlacedBlock
+        self.known = {}  # the same, as a directory knows it from the events
+        self.reserved = []  # PlacedBlocks not committed, pinned once
+        self.pins = []  # PlacedBlocks, once for each pin of a committed block
+        self.leases = {}  # owner -> (keys, until_s)
+        self.generations = [0] * SLOTS
+
+    def protected(self):
+        leased = {key for keys, _ in self.leases.values() for key in keys}
+        return leased | {block.key for block in self.pins}
+
+    @rule(chain=CHAIN, length=LENGTH)
+    def reserve(self, chain, length):
+        protected = self.protected()
+        evictable = [key for key in self.held if key not in protected]
+        free = SLOTS - len(self.held) - len(self.reserved)
+        before = dict(self.held)
+        result = self.pool.reserve(chain[:length])
+        if free + len(evictable) < length:
+            assert result == PoolFull(wanted=length, obtainable=free + len(evictable))
+            return
+        taken = {block.slot for block in result}
+        assert len(taken) == length
+        for key, block in before.items():
+            if block.slot in taken:
+                assert key in evictable
+                del self.held[key]
+        assert len(before) - len(self.held) == max(0, length - free)
+        assert not taken & {block.slot for block in self.reserved}
+        for block in result:
+            assert block.generation % 2 == 1
+            assert block.generation > self.generations[block.slot]
+            self.generations[block.slot] = block.generation
+        self.reserved += result
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data(), chain=CHAIN, depth=st.integers(0, 3))
+    def commit(self, data, chain, depth):
+        block = data.draw(st.sampled_from(self.reserved))
+        key = chain[depth]
+        committed = self.pool.commit([block.slot], [key], depth=depth)
+        if key in self.held:
+            assert committed == ()
+            return
+        assert committed == (block.slot,)
+        self.reserved.remove(block)
+        named = type(block)(key=key, slot=block.slot, generation=block.generation)
+        self.held[key] = named
+        self.pins.append(named)
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def abandon(self, data):
+        block = data.draw(st.sampled_from(self.reserved))
+        assert self.pool.release([block.slot]) == (block.slot,)
+        self.reserved.remove(block)
+
+    @rule(chain=CHAIN, length=LENGTH)
+    def pin(self, chain, length):
+        expected = []
+        for key in chain[:length]:
+            if key not in self.held:
+                break
+            expected.append(self.held[key])
+        assert self.pool.match(chain[:length]) == len(expected)
+        assert self.pool.pin(chain[:length]) == tuple(expected)
+        self.pins += expected
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def release(self, data):
+        block = data.draw(st.sampled_from(self.pins))
+        assert self.pool.release([block.slot]) == ()
+        self.pins.remove(block)
+
+    @rule(owner=st.sampled_from("abc"), chain=CHAIN, wait_s=st.integers(0, 5))
+    def grant(self, owner, chain, wait_s):
+        keys = [key for key in chain if key in self.held]
+        assert self.pool.grant_lease(owner, chain, self.now_s + wait_s) == len(keys)
+        self.leases.pop(owner, None)
+        if keys:
+            self.leases[owner] = (keys, self.now_s + wait_s)
+
+    @rule(owner=st.sampled_from("abc"))
+    def end_lease(self, owner):
+        assert self.pool.end_lease(owner) == (self.leases.pop(owner, None) is not None)
+
+    @rule(passed_s=st.integers(0, 3))
+    def expire(self, passed_s):
+        self.now_s += passed_s
+        over = {owner for owner, (_, until_s) in self.leases.items() if until_s <= self.now_s}
+        assert set(self.pool.expire(self.now_s)) == over
+        for owner in over:
+            del self.leases[owner]
+
+    @rule()
+    def drain(self):
+        for event in self.pool.drain_events():
+            match event:
+                case Committed(block):
+                    assert block.key not in self.known
+                    self.known[block.key] = block
+                case Evicted(block):
+                    assert self.known.pop(block.key) == block
+        assert self.known == self.held
+
+    @invariant()
+    def slots_add_up_and_each_key_has_one_slot(self):
+        stat = self.pool.stat()
+        assert stat.slot_count == SLOTS
+        assert stat.free_slots + stat.reserved_slots + stat.committed_slots == SLOTS
+        assert stat.reserved_slots == len(self.reserved)
+        assert stat.lease_count == len(self.leases)
+        assert stat.evictable_slots == len(self.held.keys() - self.protected())
+        assert {block.key: block for block in self.pool.held()} == self.held
+        assert len({block.slot for block in self.held.values()}) == len(self.held)
+
+
+def machine_for(name):
+    machine = type(f"PoolLaws_{name}", (PoolLaws,), {"policy": name})
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    return machine.TestCase
+
+
+TestLruPool = machine_for("lru")
+TestLfuPool = machine_for("lfu")
+TestLengthAwarePool = machine_for("length-aware")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_events_that_nobody_drains_stay_bounded_and_exact(policy):
+    pool = BlockPool(3, make_policy(policy))
+    known = {}
+
+    def apply(events):
+        for event in events:
+            if isinstance(event, Committed):
+                known[event.block.key] = event.block
+            else:
+                assert known.pop(event.block.key, None) is not None
+
+    def hold(number):
+        key = BlockKey(number.to_bytes(16, "big"))
+        slots = [block.slot for block in pool.reserve([key])]
+        pool.commit(slots, [key])
+        pool.release(slots)
+
+    for number in range(5):
+        hold(number)
+    apply(pool.drain_events())
+    for number in range(2000):
+        hold(3 + number * 7 % 900)
+    events = pool.drain_events()
+    assert len(events) <= 4 * 3 + 64
+    apply(events)
+    assert known == {block.key: block for block in pool.held()}
+
+
+def test_leases_that_are_replaced_for_ever_leave_no_trail():
+    pool = BlockPool(2, make_policy("lru"))
+    key = BlockKey(bytes(16))
+    (block,) = pool.reserve([key])
+    pool.commit([block.slot], [key])
+    pool.release([block.slot])
+    for turn in range(5000):
+        pool.grant_lease("reader", [key], until_s=1e6 + turn)
+    assert pool.stat().lease_count == 1
+    assert len(pool._deadlines) < 200
+    assert pool.next_expiry_s() is not None
+    pool.end_lease("reader")
+    assert pool.stat().evictable_slots == 1
