@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from snowskin.api.tokenizer import TextTokenizer
+from tests.api.rule_machine import ANSWER, RuleMachine
 from tests.api.texts import byte_fallback_dir, byte_level_dir
 
 
@@ -26,3 +27,10 @@ def tokenizer(byte_level: Path) -> TextTokenizer:
 @pytest.fixture(scope="session")
 def fallback_tokenizer(byte_fallback: Path) -> TextTokenizer:
     return TextTokenizer.load(byte_fallback)
+
+
+@pytest.fixture
+def machine(tokenizer: TextTokenizer) -> RuleMachine:
+    script = tokenizer.encode(ANSWER, add_special_tokens=False)
+    [end] = tokenizer.encode("<|end|>", add_special_tokens=False)
+    return RuleMachine(script, end, vocab_size=512)

@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from snowskin import __version__
 from snowskin.api.backend import Backend
@@ -57,6 +58,7 @@ def create_app(backend: Backend, tokenizer: TextTokenizer, config: ApiConfig) ->
     app.include_router(_operator_routes(front), dependencies=guard)
     app.include_router(_health_route(backend))
     app.add_exception_handler(SnowskinError, partial(_on_known_error, config))
+    app.add_exception_handler(ClientDisconnect, _on_departure)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_own_mistake)
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign] # FastAPI's documented way
@@ -183,6 +185,11 @@ async def _on_known_error(config: ApiConfig, _: Request, error: Exception) -> Re
     if answer is None:
         raise error
     return _json(answer.body(), status=answer.status, headers=dict(answer.headers()))
+
+
+async def _on_departure(_: Request, __: Exception) -> Response:
+    """Nobody reads this answer."""
+    return Response(status_code=400)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -7,9 +7,10 @@ import hmac
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from snowskin.api.config import ApiConfig
 from snowskin.api.errors import ApiError
@@ -55,22 +56,11 @@ class Intake:
             ClientDisconnect: the client left while it sent.
         """
         await self._check_declared(request)
-        chunks: list[bytes] = []
-        size = 0
+        body = bytearray()
         try:
             async with asyncio.timeout(self._config.body_timeout_s):
-                async for chunk in request.stream():
-                    size += len(chunk)
-                    self._pending_body_bytes += len(chunk)
-                    if size > self._config.max_body_bytes:
-                        chunks.clear()
-                        await self._drain(request)
-                        raise self._too_large(f"at least {size}")
-                    if self._pending_body_bytes > self._config.max_pending_body_bytes:
-                        raise self._full("too many bodies wait")
-                    chunks.append(chunk)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, job, b"".join(chunks))
+                await self._read(request, body)
+            return await self.run(partial(job, bytes(body)))
         except TimeoutError:
             raise ApiError(
                 f"The body did not come within {self._config.body_timeout_s} s.",
@@ -78,7 +68,7 @@ class Intake:
                 code="body_timeout",
             ) from None
         finally:
-            self._pending_body_bytes -= size
+            self._pending_body_bytes -= len(body)
 
     async def run(self, job: Callable[[], T]) -> T:
         """Run ``job`` in a thread."""
@@ -93,7 +83,7 @@ class Intake:
         if self._config.api_key is None:
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip().encode()
+        given = token.strip().encode("latin-1")  # as the header's bytes were decoded
         if scheme.lower() != "bearer" or not hmac.compare_digest(
             given, self._config.api_key.encode()
         ):
@@ -102,6 +92,23 @@ class Intake:
                 status=401,
                 code="invalid_api_key",
             )
+
+    async def _read(self, request: Request, body: bytearray) -> None:
+        """Append the request's body to ``body``, and count it as pending."""
+        more = True
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk, more = message.get("body", b""), message.get("more_body", False)
+            body += chunk
+            self._pending_body_bytes += len(chunk)
+            if len(body) > self._config.max_body_bytes:
+                if more:
+                    await self._drain(request)
+                raise self._too_large(f"at least {len(body)}")
+            if self._pending_body_bytes > self._config.max_pending_body_bytes:
+                raise self._full("too many bodies wait to be read")
 
     async def _check_declared(self, request: Request) -> None:
         declared = request.headers.get("content-length", "")

@@ -204,6 +204,7 @@ class Preparer:
                 sampling=sampling_of(body, choice, bias, top),
                 stop_tokens=tuple(dict.fromkeys((*ends, *body.stop_token_ids))),
                 min_output_tokens=body.min_tokens,
+                root=space.root(),
             )
             for choice in range(body.n)
         )
