@@ -48,11 +48,22 @@ class Reader:
         self.segment.close()
 
 
-@pytest.fixture
-def owner():
-    made = Owner(LAYOUT)
+@pytest.fixture(scope="module")
+def owners():
+    """The owners of a module's tests: one serves until a test has killed it."""
+    made = []
     yield made
-    made.close()
+    for owner in made:
+        owner.close()
+
+
+@pytest.fixture
+def owner(owners):
+    """A living owner whose slots are all free."""
+    if not owners or not owners[-1].is_whole:
+        owners.append(Owner(LAYOUT))
+    owners[-1].tell("clear")
+    return owners[-1]
 
 
 @pytest.fixture

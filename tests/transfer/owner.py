@@ -41,23 +41,31 @@ class Owner:
         ready = json.loads(self._process.stdout.readline())
         self.peer = msgspec.convert(ready["peer"], Peer)
         self.messenger_pid = ready["messenger_pid"]
+        self.is_whole = True
+        self._unread = 0
 
     def tell(self, *words):
         """Have a command carried out; its answer."""
-        self._process.stdin.write(json.dumps(words) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        self.start(*words)
+        while True:
+            answer = json.loads(self._process.stdout.readline())
+            self._unread -= 1
+            if not self._unread:
+                return answer
 
     def start(self, *words):
         """Have a command carried out without waiting for it."""
         self._process.stdin.write(json.dumps(words) + "\n")
         self._process.stdin.flush()
+        self._unread += 1
 
     def kill(self):
+        self.is_whole = False
         self._process.kill()
         self._process.wait()
 
     def kill_messenger(self):
+        self.is_whole = False
         os.kill(self.messenger_pid, signal.SIGKILL)
 
     def close(self):
@@ -79,6 +87,12 @@ class _Program:
         generation = self.segment.begin(slot, None)
         self.segment.data[slot] = content(slot, generation, self.layout)
         return generation
+
+    def clear(self):
+        """Free every slot."""
+        for slot in range(self.layout.slot_count):
+            if self.segment.generation[slot] % 2:
+                self.segment.retire(slot)
 
     def fill(self, count):
         """Seal the first ``count`` slots."""

@@ -332,9 +332,8 @@ def test_parts_that_landed_before_a_death_hold_the_right_bytes(owner, reader, tr
         assert np.array_equal(reader.segment.data[block.local_slot, :3], wanted[:3])
 
 
-def test_a_pull_into_slots_that_are_read_meanwhile_shows_only_whole_parts(reader, transport):
+def test_a_pull_into_slots_that_are_read_meanwhile_shows_only_whole_parts(owner, reader, transport):
     """A second node follows the first, which follows the owner: KV handed on as it comes."""
-    owner = Owner(LAYOUT)
     second = Reader()
     generations = owner.tell("begin", 4)
     blocks = reader.blocks(generations)
@@ -359,7 +358,6 @@ def test_a_pull_into_slots_that_are_read_meanwhile_shows_only_whole_parts(reader
         wanted = content(block.remote_slot, block.remote_generation, LAYOUT)
         assert np.array_equal(second.segment.data[position], wanted)
     middle.stop()
-    owner.close()
     second.close()
 
 
