@@ -29,6 +29,13 @@ def simulate(
     hardware: Annotated[str, typer.Option(help="A cost profile's name or file.")] = "a800_tp8",
     prefill: Annotated[int, typer.Option(help="Prefill nodes.")] = 8,
     decode: Annotated[int, typer.Option(help="Decode nodes.")] = 8,
+    system: Annotated[
+        str,
+        typer.Option(
+            help="mooncake, or rivals of prefill + decode coupled instances: vllm, "
+            "vllm-prefix-caching, vllm-chunked-prefill."
+        ),
+    ] = "mooncake",
     policy: Annotated[
         str, typer.Option(help="kvcache-centric, cache-aware, load-balance or random.")
     ] = "kvcache-centric",
@@ -64,13 +71,29 @@ def simulate(
     """Replay a trace on a simulated cluster under the real Conductor."""
     from snowskin.cost.profile import load_profile
     from snowskin.sim.config import WorldConfig
+    from snowskin.sim.coupled import CoupledConfig, simulate_coupled
     from snowskin.trace.formats import read_trace
 
     began_s = time.perf_counter()
     read = read_trace(trace)
     read = read.sped_up(speed) if requests is None else read.head(requests).sped_up(speed)
+    profile = load_profile(hardware)
+    if system != "mooncake":
+        rival = CoupledConfig(
+            profile,
+            system=system,
+            instances=prefill + decode,
+            ttft_slo_s=ttft_slo,
+            tbt_slo_s=tbt_slo,
+            seed=seed,
+        )
+        summary, _ = simulate_coupled(read, rival)
+        _show([summary], took_s=time.perf_counter() - began_s)
+        if json is not None:
+            _write(json, summary | {"speed": speed})
+        return
     config = WorldConfig(
-        load_profile(hardware),
+        profile,
         prefill_nodes=prefill,
         decode_nodes=decode,
         policy=policy,
@@ -169,16 +192,19 @@ def _show(summaries: list[dict[str, Any]], *, took_s: float, axis: str | None = 
     from rich.table import Table
 
     first = summaries[0]
-    title = (
-        f"{first['trace']}: {first['prefill']}P+{first['decode']}D {first['hardware']}, "
-        f"{first['policy']}, admission {first['admission']}"
-        if axis is None
-        else f"{first['trace']} on {first['hardware']}, by {axis}"
-    )
+    if axis is not None:
+        title = f"{first['trace']} on {first['hardware']}, by {axis}"
+    elif first["system"] == "mooncake":
+        title = (
+            f"{first['trace']}: {first['prefill']}P+{first['decode']}D {first['hardware']}, "
+            f"{first['policy']}, admission {first['admission']}"
+        )
+    else:
+        title = f"{first['trace']}: {first['instances']} × {first['system']} on {first['hardware']}"
     heads = ["" if axis is None else str(summary[axis]) for summary in summaries]
     table = Table("", *heads, title=title, caption=f"simulated in {took_s:.2f} s")
     for name in SHOWN:
-        table.add_row(name, *[_figure(summary[name]) for summary in summaries])
+        table.add_row(name, *[_figure(summary.get(name)) for summary in summaries])
     Console().print(table)
 
 

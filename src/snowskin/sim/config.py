@@ -126,9 +126,14 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Tokens of KV that one decode node's device memory holds."""
         if self.device_tokens is not None:
             return self.device_tokens
-        return int((DEVICE_BYTES - WEIGHT_BYTES) // self.profile.kv_bytes_per_token)
+        return node_device_tokens(self.profile)
 
     def layers(self) -> int:
         """Layers of the model, for layer-wise streaming; 80 where its shape has no name."""
         shape = SHAPES.get(self.profile.model)
         return shape.layers if shape is not None else 80
+
+
+def node_device_tokens(profile: Profile) -> int:
+    """Tokens of KV that fit the device memory of the papers' node beside the weights."""
+    return int((DEVICE_BYTES - WEIGHT_BYTES) // profile.kv_bytes_per_token)

@@ -35,6 +35,7 @@ class Sequence(Generic[J]):
         "joined_s",
         "prompt_tokens",
         "reserved_tokens",
+        "stalled_s",
         "step_count",
     )
 
@@ -49,6 +50,8 @@ class Sequence(Generic[J]):
         self.first_step = 0
         self.end_step = 0
         self.joined_s = math.nan
+        self.stalled_s = 0.0
+        """Part of its first step's duration that was over before it joined (see ``stall``)."""
         self.finished_s = math.nan
 
 
@@ -74,6 +77,7 @@ class DecodeBatch(Generic[J]):
         self._waiting: deque[Sequence[J]] = deque()
         self._serial = 0
         self._history: list[tuple[int, float, float]] = []
+        self._stall_s = 0.0
         self.busy_s = 0.0
         """Time spent in steps."""
 
@@ -144,6 +148,7 @@ class DecodeBatch(Generic[J]):
             sequence = self._waiting.popleft()
             sequence.joined_s = self._boundary_s
             sequence.first_step = self._step
+            sequence.stalled_s = self._stall_s
             sequence.end_step = self._step + sequence.step_count
             self._context_tokens += sequence.prompt_tokens + 1
             self._reserved_tokens += sequence.reserved_tokens
@@ -151,6 +156,35 @@ class DecodeBatch(Generic[J]):
             heapq.heappush(self._running, (sequence.end_step, self._serial, sequence))
             joined.append(sequence)
         return finished, joined
+
+    def boundary_s(self, now_s: float) -> float:
+        """The first step boundary that is not before ``now_s``, at most at a completion."""
+        if not self._running:
+            return now_s
+        steps = min(self._steps_until(now_s), self._running[0][0] - self._step)
+        return max(now_s, self._boundary_s + self._duration_s(steps))
+
+    def stall(self, seconds: float) -> None:
+        """From the boundary that was last reached, no step begins for so long.
+
+        The next step's duration counts from here: to the sequences it is one long interval.
+        """
+        self._boundary_s += seconds
+        if self._running:
+            self._stall_s += seconds
+
+    def step_once(self, step_s: float) -> None:
+        """From the boundary that was last reached, take one step of a given duration."""
+        assert self._running, "a step of nobody"
+        self._record(1, step_s, 0.0)
+        self._boundary_s += step_s
+        self.busy_s += step_s
+        self._step += 1
+        self._context_tokens += len(self._running)
+
+    def step_s(self) -> float:
+        """Duration of the next step, if the batch stays as it is."""
+        return self._first_step_s()
 
     def step_durations(self) -> Floats:
         """The duration in seconds of every step so far; index = step."""
@@ -197,8 +231,17 @@ class DecodeBatch(Generic[J]):
             return
         duration_s = self._duration_s(steps)
         growth_s = self._cost.context_token_s * len(self._running)
-        self._history.append((steps, self._first_step_s(), growth_s))
+        self._record(steps, self._first_step_s(), growth_s)
         self._boundary_s += duration_s
         self.busy_s += duration_s
         self._step += steps
         self._context_tokens += steps * len(self._running)
+
+    def _record(self, steps: int, first_s: float, growth_s: float) -> None:
+        if self._stall_s:
+            self._history.append((1, first_s + self._stall_s, 0.0))
+            self._stall_s = 0.0
+            steps -= 1
+            first_s += growth_s
+        if steps:
+            self._history.append((steps, first_s, growth_s))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from snowskin.measure.records import Ending
 from snowskin.sim.decode import DecodeBatch, Sequence
@@ -51,8 +51,8 @@ class Job:
         self.first_token_s: float | None = None
         self.finished_s: float | None = None
         self.ending: Ending | None = None
-        self.batch: DecodeBatch[Placement] | None = None
-        self.sequence: Sequence[Placement] | None = None
+        self.batch: DecodeBatch[Any] | None = None
+        self.sequence: Sequence[Any] | None = None
 
 
 class Placement:

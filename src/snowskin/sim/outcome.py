@@ -13,7 +13,7 @@ from snowskin.sim.decode import DecodeBatch
 from snowskin.sim.job import Job
 from snowskin.sim.nodes import DecodeNode, PrefillNode
 from snowskin.sim.world import World
-from snowskin.trace.records import Floats
+from snowskin.trace.records import Floats, Trace
 
 DEFINITIONS = {
     "requests": "all that arrived; = completed + rejected + failed + cancelled",
@@ -71,7 +71,7 @@ def _tbt_s(job: Job, steps: dict[int, Floats]) -> float:
     if durations is None:
         durations = steps[id(batch)] = batch.step_durations()
     own = durations[sequence.first_step : sequence.end_step]
-    joining_s = sequence.joined_s - job.first_token_s + float(own[0])
+    joining_s = sequence.joined_s - job.first_token_s + float(own[0]) - sequence.stalled_s
     count = tail_count(len(own))
     if len(own) == 1:
         return joining_s
@@ -98,19 +98,13 @@ def summary_of(world: World, records: list[RequestRecord]) -> dict[str, Any]:
         transfer_bytes=round(world.network.moved_bytes),
     )
     slo = Slo(ttft_s=config.ttft_slo_s, tbt_s=config.tbt_slo_s)
-    measures: dict[str, Any] = msgspec.to_builtins(summarise(records, slo=slo, costs=costs))
-    measures["wall_s"] = measures["span_s"]
-    return measures | {
-        "decode_busy_s": sum(batch.busy_s for batch in batches),
-        "mean_batch": _mean_batch(records, batches),
+    return flat_summary(world.trace, records, slo, costs, batches) | {
         "transfers": world.network.flow_count,
         "fetches": world.journey.fetch_count,
         "fetched_bytes": world.journey.fetched_bytes,
         "committed_blocks": sum(pool.committed_total for pool in pools),
         "evicted_blocks": sum(pool.evicted_total for pool in pools),
-        "trace": world.trace.name,
-        "sharing_known": world.trace.sharing_known,
-        "block_tokens": world.trace.block_tokens,
+        "system": "mooncake",
         "hardware": config.profile.name,
         "prefill": config.prefill_nodes,
         "decode": config.decode_nodes,
@@ -123,6 +117,25 @@ def summary_of(world: World, records: list[RequestRecord]) -> dict[str, Any]:
         "faults": len(config.faults),
         "seed": config.seed,
         "definitions": dict(DEFINITIONS),
+    }
+
+
+def flat_summary(
+    trace: Trace,
+    records: list[RequestRecord],
+    slo: Slo,
+    costs: Costs,
+    batches: list[DecodeBatch[Any]],
+) -> dict[str, Any]:
+    """The measures that every system has."""
+    measures: dict[str, Any] = msgspec.to_builtins(summarise(records, slo=slo, costs=costs))
+    measures["wall_s"] = measures["span_s"]
+    return measures | {
+        "decode_busy_s": sum(batch.busy_s for batch in batches),
+        "mean_batch": _mean_batch(records, batches),
+        "trace": trace.name,
+        "sharing_known": trace.sharing_known,
+        "block_tokens": trace.block_tokens,
     }
 
 
