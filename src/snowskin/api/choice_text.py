@@ -99,6 +99,9 @@ class ChoiceText:
         return tuple(released)
 
     def _is_shown(self, token: PlacedToken) -> bool:
-        if not self.finished:
-            return token.end <= self._shown
-        return not self._stops.stopped or token.start < self._shown
+        """A token without text, as in the midst of a character, waits for the text after it."""
+        if self.finished and not self._stops.stopped:
+            return True
+        if self.finished or token.start == token.end:
+            return token.start < self._shown
+        return token.end <= self._shown
