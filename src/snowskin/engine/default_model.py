@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
@@ -144,7 +145,8 @@ def _convert(gguf: Path, target: Path) -> None:
 
     from snowskin.engine.model import no_progress_bars
 
-    with no_progress_bars():
+    # Reading a GGUF file draws a bar of its own, which has no switch.
+    with no_progress_bars(), contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent,
             gguf_file=gguf.name,
@@ -164,7 +166,7 @@ def _progress() -> Progress:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=Console(file=sys.stderr),
         transient=False,
     )
 
