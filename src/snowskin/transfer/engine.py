@@ -98,7 +98,7 @@ class TransferEngine:
         for the caller to commit. After the return no slot is written any more.
 
         Args:
-            timeout_s: when to stop with what has landed.
+            timeout_s: when to stop with what has landed; over TCP an hour at most.
             cancelled: set by any thread to stop within about 20 ms.
             on_part: called on this thread with the number of leading parts that have landed in
                 every block, whenever it rises.

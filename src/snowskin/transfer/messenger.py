@@ -89,6 +89,10 @@ class MessengerProcess:
     ) -> MessengerProcess:
         """Start a Messenger for ``segment`` and wait until it listens.
 
+        Args:
+            host: address to listen on. For all of them (``0.0.0.0``), peers are told the host
+                name, which they must be able to resolve.
+
         Raises:
             TransferFailed: it did not come up, e.g. ``host`` is no address of this machine.
         """
@@ -116,7 +120,7 @@ class MessengerProcess:
             ) from error
         peer = Peer(
             node=node,
-            host=host,
+            host=_reachable(host),
             port=ready.port,
             shm_address=ready.shm_address,
             host_id=local_host_id(),
@@ -230,6 +234,11 @@ def _listen_tcp(host: str) -> socket.socket:
     listening.bind((host, 0))
     listening.listen(128)
     return listening
+
+
+def _reachable(host: str) -> str:
+    """What peers call us by: an address to listen on, unless that means all addresses."""
+    return socket.gethostname() if host in {"0.0.0.0", "::"} else host
 
 
 def _listen_unix() -> tuple[socket.socket, str]:

@@ -18,6 +18,7 @@ from snowskin.transfer.wire import (
     FRAME,
     REQUEST,
     REQUEST_MAGIC,
+    WAIT_LIMIT_S,
     WANTED,
     ConnectionEnded,
     EndStatus,
@@ -33,7 +34,6 @@ SLICE_BYTES_LIMIT = 1 << 20
 BATCH_BYTES = 4 << 20
 """So much is gathered for one system call."""
 BATCH_BUFFERS = 512
-WAIT_LIMIT_S = 3600.0
 
 
 class MessengerStat(msgspec.Struct, frozen=True):
@@ -98,12 +98,16 @@ def serve_requests(
         except (ConnectionEnded, TimeoutError):
             return
         connection.settimeout(send_timeout_s)
-        if magic != REQUEST_MAGIC or not 1 <= count <= BLOCKS_LIMIT or not 0 <= wait_s < 1e9:
+        if (
+            magic != REQUEST_MAGIC
+            or not 1 <= count <= BLOCKS_LIMIT
+            or not 0 <= wait_s <= WAIT_LIMIT_S
+        ):
             raise BadRequest
         wanted = np.frombuffer(receive_exactly(connection, count * WANTED.itemsize), dtype=WANTED)
         serving = _Serving(connection, segment, wanted)
         try:
-            serving.run(min(wait_s, WAIT_LIMIT_S))
+            serving.run(wait_s)
         finally:
             tally.add(
                 pulls=1,

@@ -32,6 +32,8 @@ FRAME = struct.Struct("<BBxxIIIQ")
 FRAME_BYTES = FRAME.size
 BLOCKS_LIMIT = 65_536
 """Most blocks in one request."""
+WAIT_LIMIT_S = 3600.0
+"""Longest that a server waits for blocks to become ready."""
 
 
 class FrameKind(enum.IntEnum):

@@ -24,6 +24,7 @@ from snowskin.transfer.wire import (
     FRAME_BYTES,
     REQUEST,
     REQUEST_MAGIC,
+    WAIT_LIMIT_S,
     WANTED,
     ConnectionEnded,
     EndStatus,
@@ -177,7 +178,7 @@ class _Receiving:
         wanted = np.empty(len(self._failed), dtype=WANTED)
         wanted["slot"] = progress.remote_slots
         wanted["generation"] = progress.generations
-        wait_s = max(0.0, progress.deadline_s - time.monotonic())
+        wait_s = min(max(0.0, progress.deadline_s - time.monotonic()), WAIT_LIMIT_S)
         header = REQUEST.pack(REQUEST_MAGIC, len(wanted), wait_s)
         self._connection.sendall(header + wanted.tobytes())
 

@@ -1,0 +1,113 @@
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from snowskin.transfer.memory import Segment, SegmentLayout
+from snowskin.transfer.serving import BadRequest, Tally, serve_requests
+from snowskin.transfer.wire import (
+    FRAME,
+    REQUEST,
+    WANTED,
+    EndStatus,
+    FrameKind,
+    receive_exactly,
+    send_buffers,
+)
+
+LAYOUT = SegmentLayout(slot_count=8, slot_bytes=1 << 20, part_count=4)
+
+
+@pytest.fixture
+def segment():
+    made = Segment.create(LAYOUT)
+    for slot in range(8):
+        made.begin(slot, None)
+        made.data[slot] = slot
+        made.seal(slot)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ends():
+    client, server = socket.socketpair()
+    yield client, server
+    client.close()
+    server.close()
+
+
+def ask(client, count, wait_s=5.0):
+    wanted = np.zeros(count, dtype=WANTED)
+    wanted["slot"], wanted["generation"] = np.arange(count), 1
+    client.sendall(REQUEST.pack(b"PULL", count, wait_s) + wanted.tobytes())
+
+
+def test_a_connection_without_a_request_is_closed_after_its_idle_time(segment, ends):
+    tally = Tally()
+    serve_requests(ends[1], segment, tally, idle_timeout_s=0.05, send_timeout_s=1.0)
+    assert tally.stat().pulls == 0
+
+
+def test_a_client_that_takes_no_byte_is_given_up(segment, ends):
+    client, server = ends
+    ask(client, 8)
+    tally = Tally()
+    with pytest.raises(TimeoutError):
+        serve_requests(server, segment, tally, idle_timeout_s=5.0, send_timeout_s=0.1)
+    assert tally.stat().pulls == 1
+    assert tally.stat().sent_blocks < 8
+
+
+def test_a_request_that_is_cut_short_ends_the_connection(segment, ends):
+    client, server = ends
+    client.sendall(REQUEST.pack(b"PULL", 3, 1.0) + b"too few")
+    client.shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionError):
+        serve_requests(server, segment, Tally(), idle_timeout_s=1.0, send_timeout_s=1.0)
+
+
+def test_a_request_of_another_protocol_is_bad(segment, ends):
+    client, server = ends
+    client.sendall(b"GET / HTTP/1.1\r\n")
+    with pytest.raises(BadRequest):
+        serve_requests(server, segment, Tally(), idle_timeout_s=1.0, send_timeout_s=1.0)
+
+
+def test_a_connection_serves_one_request_after_the_other(segment, ends):
+    client, server = ends
+    tally = Tally()
+    serving = threading.Thread(
+        target=serve_requests,
+        args=(server, segment, tally),
+        kwargs={"idle_timeout_s": 20.0, "send_timeout_s": 20.0},
+    )
+    serving.start()
+    for _ in range(3):
+        ask(client, 1)
+        kind, _, index, first, count, checksum = FRAME.unpack(receive_exactly(client, FRAME.size))
+        assert (kind, index, first, count) == (FrameKind.SLICE, 0, 0, 4)
+        assert checksum == segment.checksum[0]
+        assert receive_exactly(client, LAYOUT.slot_bytes) == segment.data[0].tobytes()
+        kind, status, *_ = FRAME.unpack(receive_exactly(client, FRAME.size))
+        assert (kind, status) == (FrameKind.END, EndStatus.SEALED)
+        assert FRAME.unpack(receive_exactly(client, FRAME.size))[0] == FrameKind.DONE
+    client.shutdown(socket.SHUT_WR)
+    serving.join(20)
+    assert not serving.is_alive()
+    stat = tally.stat()
+    assert (stat.pulls, stat.sent_blocks, stat.missed_blocks) == (3, 3, 0)
+
+
+def test_buffers_of_any_size_are_sent_whole_and_in_order(ends):
+    client, server = ends
+    rng = np.random.default_rng(2)
+    pieces = [rng.bytes(size) for size in (1, 0, 700_000, 3, 1_000_000, 24, 5)]
+    sending = threading.Thread(
+        target=send_buffers, args=(server, [memoryview(piece) for piece in pieces])
+    )
+    server.settimeout(20)
+    sending.start()
+    assert receive_exactly(client, sum(map(len, pieces))) == b"".join(pieces)
+    sending.join()
