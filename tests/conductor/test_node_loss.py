@@ -156,6 +156,13 @@ def test_words_of_unknown_requests_and_nodes_are_counted():
     assert cluster.conductor.stat().stale_events == 3
 
 
+def test_a_node_that_claims_to_reuse_more_than_the_prompt_has_still_work_to_do():
+    cluster = Cluster((P0, D0))
+    cluster.place(arrival("r", 1000))
+    cluster.tell(PrefillStarted(R, P0, 5000))
+    assert cluster.place(arrival("s")).decision.prefill[0].queue_s == pytest.approx(1e-3)
+
+
 def test_a_report_of_a_prefill_node_is_no_stale_event():
     cluster = Cluster((P0, D0))
     cluster.tell(NodeReported(P0, 1, 0, 0, step_s=0.1))

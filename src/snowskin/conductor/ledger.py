@@ -74,7 +74,8 @@ class Ledger:
         node = self.fleet.prefill[flight.prefill]
         node.dequeue(flight.work_s)
         flight.stage = Stage.PREFILLING
-        flight.reused_tokens = reused_tokens
+        # A node that claimed to reuse more than there is would get a negative prediction.
+        flight.reused_tokens = min(reused_tokens, flight.arrived.prompt_tokens - 1)
         flight.work_s = self._raw_prefill_s(flight) * node.compute.ratio
         node.start(flight.work_s, now_s)
 
