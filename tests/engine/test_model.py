@@ -10,14 +10,23 @@ from transformers import AutoModelForCausalLM
 from snowskin.engine.attention import Span
 from snowskin.engine.kv import SequenceKv
 from snowskin.engine.model import Model, inspect_model
+from snowskin.engine.support import SUPPORTED
 from tests.engine import tiny
 
 torch.set_num_threads(1)
 
+ARCHITECTURES = [*tiny.SUPPORTED, *tiny.ALSO_SUPPORTED]
+
+
+def test_every_supported_architecture_is_tested_here() -> None:
+    assert set(ARCHITECTURES) == SUPPORTED
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return tiny.build_all(tmp_path_factory.mktemp("models"))
+    root = tmp_path_factory.mktemp("models")
+    also = {name: tiny.build(name, root) for name in tiny.ALSO_SUPPORTED}
+    return tiny.build_all(root) | also
 
 
 def load(model_dir: Path) -> Model:
@@ -49,7 +58,7 @@ def greedy(model: Model, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("name", tiny.SUPPORTED)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_tokens_and_logits_are_those_of_transformers(
     name: str, models: dict[str, Path]
 ) -> None:
@@ -63,13 +72,13 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, 70, dtype=torch.long),
         max_new_tokens=24,
-        min_new_tokens=24,
+        eos_token_id=[-1],
         do_sample=False,
     )[0, 70:].tolist()
     assert greedy(model, prompt, 24) == generated
 
 
-@pytest.mark.parametrize("name", tiny.SUPPORTED)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_prompt_in_chunks_beside_others_gives_the_logits_of_one_alone(
     name: str, models: dict[str, Path]
 ) -> None:

@@ -113,3 +113,13 @@ def test_weights_that_lack_a_tensor_are_not_filled_with_noise(editable: Path) ->
     tiny.edit_config(editable, num_hidden_layers=4)
     with pytest.raises(InvalidInput, match=r"lack \d+ tensors"):
         Model.load(inspect_model(editable, dtype="fp32", device="cpu"))
+
+
+def test_weights_of_another_shape_or_cut_short_are_refused(editable: Path) -> None:
+    tiny.edit_config(editable, intermediate_size=96)
+    with pytest.raises(InvalidInput, match="cannot be loaded"):
+        Model.load(inspect_model(editable, dtype="fp32", device="cpu"))
+    (weights,) = editable.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InvalidInput, match="cannot be loaded"):
+        Model.load(inspect_model(editable, dtype="fp32", device="cpu"))

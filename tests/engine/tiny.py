@@ -93,6 +93,37 @@ SUPPORTED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name → the transformers class prefix and its config. All but the last two share KV heads."""
 
+_MOE: dict[str, Any] = {
+    **_BASE,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+_NARROW_HEADS = {**_BASE, "head_dim": 8}
+
+ALSO_SUPPORTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("Arcee", _BASE),
+    "cohere": ("Cohere", _BASE),
+    "ernie4_5": ("Ernie4_5", _NARROW_HEADS),
+    "gemma": ("Gemma", _NARROW_HEADS),
+    "glm": ("Glm", _NARROW_HEADS),
+    "glm4": ("Glm4", _NARROW_HEADS),
+    "gpt_bigcode": ("GPTBigCode", _GPT2),
+    "granitemoe": ("GraniteMoe", _MOE),
+    "helium": ("Helium", _NARROW_HEADS),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", _NARROW_HEADS),
+    "mixtral": ("Mixtral", {**_MOE, "sliding_window": None}),
+    "olmo": ("Olmo", _BASE),
+    "olmoe": ("Olmoe", _MOE),
+    "phi": ("Phi", _BASE),
+    "qwen2_moe": ("Qwen2Moe", {**_MOE, "shared_expert_intermediate_size": 32}),
+    "qwen3_moe": ("Qwen3Moe", {**_MOE, "head_dim": 16}),
+    "seed_oss": ("SeedOss", _NARROW_HEADS),
+    "starcoder2": ("Starcoder2", {**_BASE, "sliding_window": None}),
+}
+"""Further architectures, tested by the engine alone."""
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", _GEMMA2),
     "mistral_window": ("Mistral", {**_BASE, "sliding_window": 64, "head_dim": 8}),
@@ -103,7 +134,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 def build(name: str, root: Path, *, seed: int = 0) -> Path:
     """Save the model ``name`` under ``root`` and give its directory."""
-    prefix, options = (SUPPORTED | REFUSED)[name]
+    prefix, options = (SUPPORTED | ALSO_SUPPORTED | REFUSED)[name]
     tokenizer = tiny_tokenizer()
     end = tokenizer.eos_token_id
     ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}

@@ -16,8 +16,9 @@ from snowskin.engine.kv import BlockSlots, SequenceKv
 class LoadGate:
     """How far one load is. The computation waits at it for each layer in turn."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, device: Any) -> None:
         self._layers = layers
+        self._device = device
         self._ready_layers = 0
         self._events: list[Any] = []
         self._changed = threading.Condition()
@@ -63,7 +64,7 @@ class LoadGate:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready_layers > layer)
         if layer < len(self._events) and self._events[layer] is not None:
-            torch.cuda.current_stream().wait_event(self._events[layer])
+            torch.cuda.current_stream(self._device).wait_event(self._events[layer])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class KvLoader:
     ) -> None:
         self._blocks = blocks
         self._layers = layers
+        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._on_finished = on_finished
         self._queue: queue.SimpleQueue[_Load | None] = queue.SimpleQueue()
@@ -100,12 +102,12 @@ class KvLoader:
 
         The slots must stay pinned until the gate is finished.
         """
-        gate = LoadGate(self._layers)
+        gate = LoadGate(self._layers, self._device)
         after = None
         if self._stream is not None:
             # The memory may have belonged to work that is still queued on the engine's stream.
             after = torch.cuda.Event()
-            after.record()
+            after.record(torch.cuda.current_stream(self._device))
             kv.data.record_stream(self._stream)
         self._queue.put(_Load(kv, slots, tokens, gate, after))
         return gate

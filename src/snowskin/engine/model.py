@@ -7,12 +7,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import xxhash
 
 from snowskin.engine import support
 from snowskin.terms.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from snowskin.engine.attention import LayerWatcher, Span
+    from snowskin.engine.kv import KvShape
 
 Dtype = Literal["fp32", "bf16"]
 
@@ -127,21 +131,27 @@ class Model:
         """Read the weights.
 
         Raises:
-            InvalidInput: the weights do not belong to the configuration.
+            InvalidInput: the weights are damaged or do not belong to the configuration.
         """
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
 
         from snowskin.engine.attention import ATTENTION_NAME, register
 
         register()
-        with no_progress_bars():
-            module, loading = AutoModelForCausalLM.from_pretrained(
-                info.model_dir,
-                dtype=_torch_dtype(info.dtype),
-                attn_implementation=ATTENTION_NAME,
-                local_files_only=True,
-                output_loading_info=True,
-            )
+        try:
+            with no_progress_bars():
+                module, loading = AutoModelForCausalLM.from_pretrained(
+                    info.model_dir,
+                    dtype=_torch_dtype(info.dtype),
+                    attn_implementation=ATTENTION_NAME,
+                    local_files_only=True,
+                    output_loading_info=True,
+                )
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+            raise InvalidInput(
+                f"the weights in {info.model_dir} cannot be loaded: {error}", parameter="model"
+            ) from error
         missing = sorted(loading["missing_keys"])
         if missing:
             raise InvalidInput(
@@ -162,25 +172,25 @@ class Model:
         return self._device
 
     @property
-    def kv_shape(self) -> Any:
-        """The ``KvShape`` of the model's KV."""
+    def kv_shape(self) -> KvShape:
+        """The shape of the model's KV."""
         return self._kv_shape
 
     def forward(
         self,
         tokens: Sequence[int],
-        spans: Sequence[Any],
+        spans: Sequence[Span],
         *,
         logit_rows: Sequence[int],
-        watcher: Any = None,
+        watcher: LayerWatcher | None = None,
     ) -> Any:
         """One pass over packed sequences; their KV grows by it.
 
         Args:
             tokens: of all spans, one after the other.
-            spans: the ``Span`` of each sequence, in the order of the tokens.
+            spans: of each sequence, in the order of the tokens.
             logit_rows: the rows whose next-token logits are wanted.
-            watcher: a ``LayerWatcher``, or None.
+            watcher: is told of each layer.
 
         Returns:
             fp32 tensor ``[len(logit_rows), vocab]`` on the device.
@@ -193,13 +203,13 @@ class Model:
         assert rows == len(tokens) > 0, (rows, len(tokens))
         with torch.inference_mode():
             packed = PackedPass(spans, self._masks, watcher)
-            positions = torch.cat([torch.arange(s.start, s.end) for s in spans])
+            positions = [position for span in spans for position in range(span.start, span.end)]
             # Without a row of logits wanted, one is computed all the same and left out: the models
             # take an empty choice for all rows.
             keep = torch.tensor(list(logit_rows) or [rows - 1])
             output = self._module(
                 input_ids=self._to_device(torch.tensor([list(tokens)])),
-                position_ids=self._to_device(positions[None]),
+                position_ids=self._to_device(torch.tensor([positions])),
                 use_cache=False,
                 logits_to_keep=self._to_device(keep),
                 packed_pass=packed,

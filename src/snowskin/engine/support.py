@@ -8,16 +8,34 @@ from snowskin.terms.errors import UnsupportedModel
 
 SUPPORTED: frozenset[str] = frozenset(
     {
+        "arcee",
+        "cohere",
+        "ernie4_5",
+        "gemma",
+        "glm",
+        "glm4",
         "gpt2",
+        "gpt_bigcode",
         "gpt_neox",
         "granite",
+        "granitemoe",
+        "helium",
+        "hunyuan_v1_dense",
         "llama",
         "mistral",
+        "mixtral",
+        "olmo",
         "olmo2",
+        "olmoe",
+        "phi",
         "phi3",
         "qwen2",
+        "qwen2_moe",
         "qwen3",
+        "qwen3_moe",
+        "seed_oss",
         "smollm3",
+        "starcoder2",
     }
 )
 """``model_type`` of every architecture that is tested, token for token, against transformers."""
