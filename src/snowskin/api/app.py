@@ -32,6 +32,16 @@ from snowskin.terms.ids import RequestId
 
 BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
+DESCRIPTION = """
+Every answer of a generation has an `x-request-id` header; `/snowskin/explain/{request_id}` tells
+why that request went where it went. `usage.prompt_tokens_details.cached_tokens` counts the prompt
+tokens whose KV was reused.
+
+Errors have OpenAI's body, `{"error": {"message", "type", "param", "code"}}`: 400 names the
+parameter, 404 a model that is not served, 429 and 503 come with `Retry-After`. Where the server
+has an API key, send it as `Authorization: Bearer KEY`; `/health` and these pages are open.
+"""
+
 
 def create_app(backend: Backend, tokenizer: TextTokenizer, config: ApiConfig) -> FastAPI:
     """The API in front of a backend. Each app has its own metrics and threads."""
@@ -48,6 +58,7 @@ def create_app(backend: Backend, tokenizer: TextTokenizer, config: ApiConfig) ->
         title="Snowskin",
         version=__version__,
         summary="OpenAI-compatible API over a KVCache-centric disaggregated cluster",
+        description=DESCRIPTION,
         redoc_url=None,
         lifespan=lifespan,
     )
@@ -216,7 +227,11 @@ def _takes(model: type[BaseModel]) -> dict[str, Any]:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(
-            title=app.title, version=app.version, summary=app.summary, routes=app.routes
+            title=app.title,
+            version=app.version,
+            summary=app.summary,
+            description=app.description,
+            routes=app.routes,
         )
         _, models = models_json_schema(
             [(model, "validation") for model in BODIES],

@@ -98,7 +98,7 @@ class _StatusCollector(Collector):
         yield _gauge("requests_in_flight", "Admitted and not ended.", status.requests_in_flight)
         yield _gauge("directory_blocks", "Distinct blocks known.", status.directory_blocks)
         yield _gauge(
-            "replicated_blocks", "Blocks that lie on more than one node.", status.hot_block_replicas
+            "hot_block_replicas", "Beyond the first of each block.", status.hot_block_replicas
         )
         rejections = CounterMetricFamily(
             "snowskin_rejections", "Requests turned away, by the reason.", labels=["reason"]

@@ -67,6 +67,7 @@ class GenerationReply(Response):
         self._arrived_s = time.monotonic()
         self._plan: Plan | None = None
         self._started = False
+        self._streaming = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as ASGI wants it."""
@@ -124,6 +125,7 @@ class GenerationReply(Response):
     async def _stream(self, plan: Plan, choices: ChoiceSet, form: Format, send: Send) -> None:
         """Server-sent events. An error before the first token still gets a status of its own."""
         delta = await choices.next()
+        self._streaming = True
         await self._start(
             send, 200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"}
         )
@@ -148,6 +150,8 @@ class GenerationReply(Response):
         if not self._started:
             await self._send_json(send, error.status, error.body(), dict(error.headers()))
             return
+        if not self._streaming:
+            return  # an answer in one piece was cut off; the server closes the connection
         with suppress(TimeoutError):
             async with asyncio.timeout(ERROR_SEND_S):
                 await self._send_body(send, event(error.body()), more=False)

@@ -112,7 +112,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     rejections: dict[str, int] = msgspec.field(default_factory=dict)
     """Rejected requests by the Conductor's reason (a small fixed set of words)."""
     hot_block_replicas: int = 0
-    """Blocks of the directory that lie on more than one node."""
+    """Replicas in the directory beyond the first of each block."""
     directory_blocks: int = 0
     """Distinct blocks in the directory."""
 
