@@ -65,9 +65,6 @@ class _Holdings:
         self.tiers: dict[Tier, dict[BlockKey, PlacedBlock]] = {tier: {} for tier in _READ_ORDER}
         self.leased: dict[BlockKey, int] = {}
 
-    def has(self, key: BlockKey) -> bool:
-        return any(key in tier for tier in self.tiers.values())
-
 
 class Directory:
     """Block key → replicas, and the leases on them.
@@ -214,7 +211,12 @@ class Directory:
         for tier in holdings.tiers.values():
             self._replica_count -= len(tier)
             for key in tier:
-                self._clear_bit(key, holdings.bit)
+                # A key on two tiers comes by twice.
+                left = self._holders.get(key, 0) & ~holdings.bit
+                if left:
+                    self._holders[key] = left
+                else:
+                    self._holders.pop(key, None)
         del self._node_of_bit[holdings.bit]
         self._free_bits.append(holdings.bit)
         self._free_bits.sort(reverse=True)
@@ -230,15 +232,17 @@ class Directory:
         tier = holdings.tiers[event.tier]
         holders = self._holders
         bit = holdings.bit
+        room = self._replica_limit - self._replica_count
+        before = len(tier)
         for block in event.blocks:
             key = block.key
             if key not in tier:
-                if self._replica_count >= self._replica_limit:
+                if len(tier) - before >= room:
                     self._refused_replicas += 1
                     continue
-                self._replica_count += 1
                 holders[key] = holders.get(key, 0) | bit
             tier[key] = block
+        self._replica_count += len(tier) - before
 
     def _evict(self, event: BlocksEvicted) -> None:
         holdings = self._nodes.get(event.node)
@@ -246,21 +250,24 @@ class Directory:
             self._stale_events += 1
             return
         tier = holdings.tiers[event.tier]
+        others = [held for held in holdings.tiers.values() if held and held is not tier]
+        holders, leased, bit = self._holders, holdings.leased, holdings.bit
+        gone = 0
         for key in event.keys:
             if tier.pop(key, None) is None:
                 self._stale_events += 1
                 continue
-            self._replica_count -= 1
-            if not holdings.has(key):
-                self._clear_bit(key, holdings.bit)
-                self._broken_leases += key in holdings.leased
-
-    def _clear_bit(self, key: BlockKey, bit: int) -> None:
-        left = self._holders.get(key, 0) & ~bit
-        if left:
-            self._holders[key] = left
-        else:
-            self._holders.pop(key, None)
+            gone += 1
+            if others and any(key in other for other in others):
+                continue
+            left = holders[key] & ~bit
+            if left:
+                holders[key] = left
+            else:
+                del holders[key]
+            if key in leased:
+                self._broken_leases += 1
+        self._replica_count -= gone
 
     def _grant(self, lease: GrantLease, now_s: float) -> None:
         holdings = self._nodes.get(lease.node)
