@@ -142,25 +142,41 @@ class _Serving:
     def run(self, wait_s: float) -> None:
         """Send all that becomes ready within ``wait_s``, and an end for every block."""
         deadline_s = time.monotonic() + wait_s
-        pause_s = POLL_LEAST_S
         # An index out of range, or an even generation (a free slot), is a miss from the start.
         possible = (self._slots < self._segment.layout.slot_count) & (self._generations % 2 == 1)
         self._end_blocks(self._open[~possible], EndStatus.MISSED)
         self._open = self._open[possible]
         while len(self._open):
             if self._send_ready():
-                pause_s = POLL_LEAST_S
                 continue
             self._flush()
-            if time.monotonic() >= deadline_s:
+            if not self._wait_for_change(deadline_s):
                 self._end_blocks(self._open, EndStatus.MISSED)
                 break
-            if select.select([self._connection], [], [], pause_s)[0]:
-                raise ConnectionEnded("the client wants no more")
-            pause_s = min(2 * pause_s, POLL_MOST_S)
         self._flush()
         self._queue(FRAME.pack(FrameKind.DONE, 0, 0, 0, 0, 0))
         self._flush()
+
+    def _wait_for_change(self, deadline_s: float) -> bool:
+        """Sleep until the table shows something new; False if it does not by the deadline.
+
+        Raises:
+            ConnectionEnded: the client closed the connection (or broke the protocol by talking).
+        """
+        table, slots = self._segment, self._slots[self._open]
+        generations = self._generations[self._open].tobytes()
+        parts = self._sent[self._open].astype(np.uint32).tobytes()
+        pause_s = POLL_LEAST_S
+        while time.monotonic() < deadline_s:
+            if (
+                table.parts_ready[slots].tobytes() != parts
+                or table.generation[slots].tobytes() != generations
+            ):
+                return True
+            if select.select([self._connection], [], [], pause_s)[0]:
+                raise ConnectionEnded("the client wants no more")
+            pause_s = min(2 * pause_s, POLL_MOST_S)
+        return False
 
     def _send_ready(self) -> bool:
         """One look at the table and all slices that it allows; whether anything moved."""

@@ -22,6 +22,8 @@ from snowskin.transfer.progress import PullProgress
 
 POLL_LEAST_S = 50e-6
 POLL_MOST_S = 1e-3
+LOOKS_PER_LIFE_SIGN = 8
+"""Whether the peer still lives is asked once in so many looks at its table."""
 ROUND_BYTES = 8 << 20
 """At most about so much is copied between two looks at generations, cancellation and deadline."""
 ATTACHMENTS_LIMIT = 128
@@ -150,23 +152,45 @@ class _Copying:
         self._round_parts = max(1, ROUND_BYTES // part_bytes)
 
     def run(self) -> None:
+        """Copy what is ready, wait for more, until nothing is open or the pull must stop."""
         progress = self._progress
         in_range = progress.remote_slots < self._source.layout.slot_count
         progress.missed |= ~in_range | (progress.generations % 2 == 0)
-        pause_s = POLL_LEAST_S
         while len(indices := progress.open_indices()) and not progress.must_stop():
-            if self._copy_ready(indices):
-                pause_s = POLL_LEAST_S
+            if self._copy_ready(indices) or self._wait_for_change(indices):
                 continue
-            if not self._attachment.is_alive():
-                # It may have finished between our look and its end, so look once more.
-                if self._copy_ready(indices):
-                    continue
+            # Dead. It may have finished something between our last look and its end.
+            if not self._copy_ready(indices):
                 return
-            begin_s = time.monotonic()
-            time.sleep(pause_s)
+
+    def _wait_for_change(self, indices: npt.NDArray[np.intp]) -> bool:
+        """Sleep until the table shows something new or the pull must stop; False if it is dead.
+
+        A node may wait on several pulls while its engine computes, so a look must cost little:
+        two gathers and two comparisons of bytes.
+        """
+        progress, table = self._progress, self._source
+        slots = progress.remote_slots[indices]
+        generations = progress.generations[indices].tobytes()
+        parts = progress.parts[indices].astype(np.uint32).tobytes()
+        begin_s = time.monotonic()
+        pause_s = POLL_LEAST_S
+        looks = 0
+        try:
+            while not progress.must_stop():
+                if looks % LOOKS_PER_LIFE_SIGN == 0 and not self._attachment.is_alive():
+                    return False
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, POLL_MOST_S)
+                looks += 1
+                if (
+                    table.parts_ready[slots].tobytes() != parts
+                    or table.generation[slots].tobytes() != generations
+                ):
+                    return True
+            return True
+        finally:
             progress.waited_s += time.monotonic() - begin_s
-            pause_s = min(2 * pause_s, POLL_MOST_S)
 
     def _copy_ready(self, indices: npt.NDArray[np.intp]) -> bool:
         """One look at the peer's table and one round of copies; whether anything moved."""
