@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -25,10 +26,15 @@ def profile(
 
     `snowskin serve` uses what is saved, and measures by itself at its first start.
     """
+    from snowskin.cluster.child import YIELDING_THREADS
     from snowskin.cluster.config import ServeConfig
-    from snowskin.cluster.profiling import measure_and_save
 
+    # Before torch is imported: its OpenMP reads the environment when it is loaded.
+    for name, value in YIELDING_THREADS.items():
+        os.environ.setdefault(name, value)
     config = ServeConfig(
         model=model, dtype=dtype, device=device, threads=threads, transport=transport
     )
+    from snowskin.cluster.profiling import measure_and_save
+
     measure_and_save(config, budget_s=budget, out=out)

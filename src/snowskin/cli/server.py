@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -57,6 +58,10 @@ def run_server(config: ServeConfig) -> None:
             )
         )
         uvloop.run(_run(cluster, server, listener))
+    # Everything is closed. What looked at the model has loaded torch, and taking that apart in
+    # order would keep the user's prompt waiting for seconds.
+    logging.shutdown()
+    os._exit(0)
 
 
 class _Server(uvicorn.Server):

@@ -18,6 +18,13 @@ MAX_CONFIG_BYTES = 32 * 1024
 """Fits a pipe's buffer, so writing it never waits for the child."""
 
 
+YIELDING_THREADS = {"OMP_WAIT_POLICY": "passive"}
+"""Environment under which OpenMP threads sleep while they wait for each other.
+
+By default they spin; nodes that share cores then keep each other from the very work that is
+waited for (measured: a prefill pass of 512 tokens took 4 s instead of 1.2 s)."""
+
+
 class Child:
     """A running child process."""
 
@@ -36,6 +43,7 @@ class Child:
                 pass_fds=(config_read, lifeline_read),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                env={**YIELDING_THREADS, **os.environ},
             )
             os.write(config_write, config)
         except BaseException:

@@ -37,6 +37,7 @@ log = logging.getLogger("snowskin.front")
 HEARTBEAT_TIMEOUT_S = 10.0
 """A node silent for so long hangs: it is killed and started again."""
 HEARTBEAT_CHECK_S = 1.0
+SEED_BITS = 63
 
 
 class Cluster:
@@ -138,7 +139,7 @@ class Cluster:
             NodeUnavailable: no node of a needed role is up.
         """
         flight = Flight(
-            request,
+            _seeded(request),
             block_tokens=self._config.block_tokens,
             now_s=time.monotonic(),
             cancel=self._dispatch.cancel,
@@ -266,6 +267,15 @@ class Cluster:
             for node in self._roster.silent(now_s=time.monotonic(), timeout_s=HEARTBEAT_TIMEOUT_S):
                 log.error("%s has been silent for %g s; killing it", node, HEARTBEAT_TIMEOUT_S)
                 self._supervisor.kill(node)
+
+
+def _seeded(request: GenerationRequest) -> GenerationRequest:
+    """Have a seed where one is needed, so that every node of its way draws from one stream."""
+    sampling = request.sampling
+    if sampling.seed is not None or sampling.temperature == 0:
+        return request
+    seeded = msgspec.structs.replace(sampling, seed=secrets.randbits(SEED_BITS))
+    return msgspec.structs.replace(request, sampling=seeded)
 
 
 def _conductor_config(config: ServeConfig) -> ConductorConfig:

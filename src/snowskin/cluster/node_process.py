@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -58,6 +59,8 @@ def main() -> None:
     except SnowskinError as error:
         log.error("%s", error)
         sys.exit(1)
+    # Everything is closed; taking torch apart in order would only cost seconds.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 import xxhash
 from rich.console import Console
 
+from snowskin.cluster.child import YIELDING_THREADS
 from snowskin.cluster.config import ServeConfig
 from snowskin.cluster.parts import segment_layout
 from snowskin.cost.profile import Profile, load_profile
@@ -84,7 +85,8 @@ def _measure_apart(config: ServeConfig) -> None:
     command = [sys.executable, "-m", "snowskin", "profile", "--model", config.model]
     command += ["--dtype", config.dtype, "--device", config.device]
     command += ["--threads", str(config.threads), "--transport", config.transport]
-    if subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode:
+    environment = {**YIELDING_THREADS, **os.environ}
+    if subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, check=False).returncode:
         raise SnowskinError("the speed of the model could not be measured; see the message above")
 
 
