@@ -31,7 +31,7 @@ from snowskin.transfer.authentication import (
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.peer import Peer, local_host_id
 from snowskin.transfer.serving import BadRequest, MessengerStat, Tally, serve_requests
-from snowskin.transfer.wire import receive_exactly
+from snowskin.transfer.wire import receive_exactly, tune
 
 __all__ = ["MessengerProcess", "MessengerStat", "Peer"]
 
@@ -261,7 +261,7 @@ def main() -> None:
         unix, name = _listen_unix()
 
         def serve_reads(connection: socket.socket) -> None:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune(connection)
             serve_requests(
                 connection,
                 segment,

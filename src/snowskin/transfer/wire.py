@@ -32,6 +32,7 @@ FRAME = struct.Struct("<BBxxIIIQ")
 FRAME_BYTES = FRAME.size
 BLOCKS_LIMIT = 65_536
 """Most blocks in one request."""
+SILENCE_LIMIT_S = 10
 WAIT_LIMIT_S = 3600.0
 """Longest that a server waits for blocks to become ready."""
 
@@ -53,6 +54,25 @@ class EndStatus(enum.IntEnum):
     """All parts were sent; not sealed yet."""
     SEALED = 2
     """All parts were sent, and the frame carries the block's stored checksum."""
+
+
+def tune(connection: socket.socket) -> None:
+    """Settings of a data connection at either end.
+
+    Small messages leave at once; and a host that vanished without a word is noticed within about
+    ``SILENCE_LIMIT_S``, whether we wait for it or send to it.
+    """
+    probes = 3
+    tcp = {
+        socket.TCP_NODELAY: 1,
+        socket.TCP_KEEPIDLE: SILENCE_LIMIT_S // 2,
+        socket.TCP_KEEPINTVL: max(1, SILENCE_LIMIT_S // (2 * probes)),
+        socket.TCP_KEEPCNT: probes,
+        socket.TCP_USER_TIMEOUT: SILENCE_LIMIT_S * 1000,
+    }
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in tcp.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class ConnectionEnded(ConnectionError):

@@ -29,6 +29,7 @@ from snowskin.transfer.wire import (
     ConnectionEnded,
     EndStatus,
     FrameKind,
+    tune,
 )
 
 TICK_S = 0.02
@@ -93,7 +94,7 @@ class TcpTransport:
                 f"cannot reach {peer.node} at {peer.host}:{peer.port}: {error}"
             ) from error
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune(connection)
             authenticate_as_client(connection, self._cluster_key)
             # A blocking socket with the kernel's own timeout: one system call for each receive,
             # and MSG_WAITALL counts.
