@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
+from snowskin.api.backend import Backend
 from snowskin.api.tokenizer import TextTokenizer
 from tests.api.rule_machine import ANSWER, RuleMachine
+from tests.api.serving import served
 from tests.api.texts import byte_fallback_dir, byte_level_dir
 
 
@@ -34,3 +38,13 @@ def machine(tokenizer: TextTokenizer) -> RuleMachine:
     script = tokenizer.encode(ANSWER, add_special_tokens=False)
     [end] = tokenizer.encode("<|end|>", add_special_tokens=False)
     return RuleMachine(script, end, vocab_size=512)
+
+
+@pytest.fixture
+def client(machine: RuleMachine, tokenizer: TextTokenizer) -> Iterator[openai.OpenAI]:
+    backend: Backend = machine
+    with (
+        served(backend, tokenizer) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        yield client

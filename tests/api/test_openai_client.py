@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-
 import openai
 import pytest
 
-from snowskin.api.backend import Backend, Generation
 from snowskin.api.tokenizer import TextTokenizer
-from tests.api.rule_machine import ANSWER, Recital, RuleMachine
-from tests.api.serving import served
+from tests.api.rule_machine import ANSWER, RuleMachine
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-@pytest.fixture
-def client(machine: RuleMachine, tokenizer: TextTokenizer) -> Iterator[openai.OpenAI]:
-    backend: Backend = machine
-    with (
-        served(backend, tokenizer) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client,
-    ):
-        yield client
-
-
-def test_the_rule_machine_fulfils_the_protocols(machine: RuleMachine) -> None:
-    backend: Backend = machine
-    assert backend.info.model == "rule-machine"
-    assert Recital.cancel.__name__ in dir(Generation)
 
 
 def test_a_chat_is_answered_whole(client: openai.OpenAI, machine: RuleMachine) -> None:
@@ -267,65 +246,3 @@ def test_the_served_model_is_listed(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as raised:
         client.models.retrieve("gpt-4")
     assert raised.value.code == "model_not_found"
-
-
-def test_a_failure_after_the_first_tokens_is_one_error_event(
-    client: openai.OpenAI, machine: RuleMachine
-) -> None:
-    machine.fail_after_tokens = 3
-    stream = client.chat.completions.create(model="rule-machine", messages=USER, stream=True)
-    assert next(stream).choices[0].delta.role == "assistant"
-    with pytest.raises(openai.APIError, match="decode-0 died"):
-        list(stream)
-    assert not machine.running
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_failure_before_the_first_token_has_a_status_of_its_own(
-    stream: bool, client: openai.OpenAI, machine: RuleMachine
-) -> None:
-    machine.fail_after_tokens = 0
-    with pytest.raises(openai.InternalServerError, match="decode-0 died") as raised:
-        client.chat.completions.create(model="rule-machine", messages=USER, stream=stream)
-    assert raised.value.code == "generation_failed"
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_overload_is_429_with_whole_seconds_to_wait(
-    stream: bool, client: openai.OpenAI, machine: RuleMachine
-) -> None:
-    machine.capacity = 0
-    with pytest.raises(openai.RateLimitError, match="TTFT of 40 s") as raised:
-        client.chat.completions.create(model="rule-machine", messages=USER, stream=stream)
-    assert raised.value.response.headers["retry-after"] == "3"
-    assert raised.value.response.headers["x-request-id"].startswith("req-")
-    assert raised.value.code == "overloaded"
-
-
-def test_no_node_is_503_with_seconds_to_wait(client: openai.OpenAI, machine: RuleMachine) -> None:
-    machine.ready = False
-    with pytest.raises(openai.InternalServerError) as raised:
-        client.completions.create(model="rule-machine", prompt="x")
-    assert raised.value.status_code == 503
-    assert raised.value.response.headers["retry-after"] == "5"
-
-
-def test_sixty_four_streams_at_once_all_end_well(
-    machine: RuleMachine, tokenizer: TextTokenizer
-) -> None:
-    machine.step_s = 0.002
-
-    async def one(client: openai.AsyncOpenAI) -> str:
-        stream = await client.chat.completions.create(
-            model="rule-machine", messages=USER, stream=True
-        )
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-    async def all_of_them(url: str) -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client:
-            return await asyncio.gather(*(one(client) for _ in range(64)))
-
-    with served(machine, tokenizer) as url:
-        assert asyncio.run(all_of_them(url)) == [ANSWER] * 64
-    assert not machine.running
-    assert not machine.cancelled

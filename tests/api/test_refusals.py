@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,11 +18,9 @@ from snowskin.api.schemas import ChatBody, CompletionBody
 from snowskin.api.tokenizer import TextTokenizer
 from snowskin.terms.errors import InvalidInput
 from tests.api.rule_machine import RuleMachine
-from tests.api.serving import served
 from tests.api.texts import byte_level_dir
 
 USER = [{"role": "user", "content": "Hi"}]
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture
@@ -302,45 +298,3 @@ def test_any_body_is_parsed_or_refused_by_name(model: type[ChatBody], body: dict
     if refusal is not None:
         assert refusal.status == 400
         assert refusal.param or refusal.code == "invalid_json"
-
-
-@pytest.fixture
-def url(machine: RuleMachine, tokenizer: TextTokenizer) -> Iterator[str]:
-    with served(machine, tokenizer, ApiConfig(max_body_bytes=10_000)) as url:
-        yield url
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETION, "/tokenize", "/detokenize"])
-@pytest.mark.parametrize(
-    "raw", [b"", b"{", b"[]", b'"x"', b"\xff", b"[" * 9000, b'{"n": ' + b"9" * 999 + b"}"]
-)
-def test_a_body_that_is_no_json_object_is_400(url: str, path: str, raw: bytes) -> None:
-    answer = httpx.post(url + path, content=raw)
-    assert answer.status_code == 400
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-
-
-@pytest.mark.parametrize("declared", [True, False])
-@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_a_body_too_large_is_413(url: str, path: str, declared: bool) -> None:
-    raw = b"x" * 15_000
-    content: Any = raw if declared else (raw[at : at + 1000] for at in range(0, len(raw), 1000))
-    answer = httpx.post(url + path, content=content)
-    assert answer.status_code == 413
-    assert answer.json()["error"]["code"] == "body_too_large"
-    assert "10000" in answer.json()["error"]["message"]
-
-
-def test_text_that_is_not_unicode_is_400(url: str) -> None:
-    raw = b'{"prompt": "a\\ud800b"}'
-    for path in (COMPLETION, "/tokenize"):
-        assert httpx.post(url + path, content=raw).status_code == 400
-
-
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT, 405), ("GET", "/nope", 404)])
-def test_wrong_routes_have_openais_error_body(
-    url: str, method: str, path: str, status: int
-) -> None:
-    answer = httpx.request(method, url + path)
-    assert answer.status_code == status
-    assert path in answer.json()["error"]["message"]

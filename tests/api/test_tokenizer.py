@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from snowskin.api.errors import ApiError
 from snowskin.api.tokenizer import TextTokenizer
 from snowskin.terms.errors import InvalidInput
-from tests.api.texts import TEMPLATE, byte_fallback_dir, byte_level_dir
+from tests.api.texts import byte_fallback_dir, byte_level_dir
 
 TEXTS = [
     "The capital of France",
@@ -144,7 +144,3 @@ def test_a_special_token_has_its_name_but_no_text(tokenizer: TextTokenizer) -> N
 def test_the_front_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, snowskin.api.app; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_the_template_of_these_tests_is_no_trivial_one() -> None:
-    assert all(word in TEMPLATE for word in ("tojson", "break", "generation", "raise_exception"))
