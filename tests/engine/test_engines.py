@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from snowskin.engine import decode as d
 from snowskin.engine.model import Model
 from snowskin.store.pool import PoolFull
 from snowskin.terms.keys import prompt_keys
@@ -238,6 +239,30 @@ def test_word_of_a_start_is_out_before_anything_is_computed(make_pair: MakePair)
     assert ready == [3, 3, 3, 3, 0], "a chunk of 64 tokens is whole, in all layers"
     pair.prefill.step()
     pair.prefill.release(started.request)
+
+
+def test_a_running_sequence_gets_a_token_in_each_step_while_another_is_loaded(
+    make_pair: MakePair,
+) -> None:
+    pair = make_pair()
+    first = pair.request(tiny.prompt_tokens(20), limit=200, stop_tokens=())
+    second = pair.request(tiny.prompt_tokens(300), limit=2, stop_tokens=())
+    pair.submit(first)
+    while not pair.decode.running_count:
+        pair.step()
+    pair.submit(second)
+    while pair.prefill.has_work:
+        for output in pair.prefill.step():
+            pair.on_prefill(output)
+    joined = False
+    while not joined:
+        outputs = pair.decode.step()
+        joined = d.Joined(second.request) in outputs
+        tokens = [output.request for output in outputs if isinstance(output, d.Token)]
+        assert tokens == [first.request, second.request][: 1 + joined]
+        for output in outputs:
+            pair.on_decode(output)
+    pair.decode.cancel(first.request)
 
 
 def test_a_full_pool_skips_the_write_back_but_not_the_tokens(
