@@ -7,12 +7,14 @@ import pytest
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.serving import BadRequest, Tally, serve_requests
 from snowskin.transfer.wire import (
-    FRAME,
+    FRAME_BYTES,
     REQUEST,
     WANTED,
     EndStatus,
+    Frame,
     FrameKind,
     receive_exactly,
+    request_crc,
     send_buffers,
 )
 
@@ -41,7 +43,9 @@ def ends():
 def ask(client, count, wait_s=5.0):
     wanted = np.zeros(count, dtype=WANTED)
     wanted["slot"], wanted["generation"] = np.arange(count), 1
-    client.sendall(REQUEST.pack(b"PULL", count, wait_s) + wanted.tobytes())
+    packed = wanted.tobytes()
+    crc = request_crc(count, wait_s, packed)
+    client.sendall(REQUEST.pack(b"PULL", count, wait_s, crc) + packed)
 
 
 def test_a_connection_without_a_request_is_closed_after_its_idle_time(segment, ends):
@@ -62,7 +66,7 @@ def test_a_client_that_takes_no_byte_is_given_up(segment, ends):
 
 def test_a_request_that_is_cut_short_ends_the_connection(segment, ends):
     client, server = ends
-    client.sendall(REQUEST.pack(b"PULL", 3, 1.0) + b"too few")
+    client.sendall(REQUEST.pack(b"PULL", 3, 1.0, 0) + b"too few")
     client.shutdown(socket.SHUT_WR)
     with pytest.raises(ConnectionError):
         serve_requests(server, segment, Tally(), idle_timeout_s=1.0, send_timeout_s=1.0)
@@ -70,9 +74,27 @@ def test_a_request_that_is_cut_short_ends_the_connection(segment, ends):
 
 def test_a_request_of_another_protocol_is_bad(segment, ends):
     client, server = ends
-    client.sendall(b"GET / HTTP/1.1\r\n")
+    client.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
     with pytest.raises(BadRequest):
         serve_requests(server, segment, Tally(), idle_timeout_s=1.0, send_timeout_s=1.0)
+
+
+def test_a_damaged_request_is_bad(segment, ends):
+    client, server = ends
+    wanted = np.zeros(2, dtype=WANTED)
+    crc = request_crc(2, 1.0, wanted.tobytes())
+    wanted["slot"][1] = 4
+    client.sendall(REQUEST.pack(b"PULL", 2, 1.0, crc) + wanted.tobytes())
+    with pytest.raises(BadRequest):
+        serve_requests(server, segment, Tally(), idle_timeout_s=1.0, send_timeout_s=1.0)
+
+
+def test_a_damaged_frame_is_noticed():
+    packed = bytearray(Frame(FrameKind.SLICE, 0, 1, 2, 3, 4).pack())
+    assert Frame.unpack(packed) == (FrameKind.SLICE, 0, 1, 2, 3, 4)
+    packed[4] ^= 1
+    with pytest.raises(ConnectionError, match="damaged"):
+        Frame.unpack(packed)
 
 
 def test_a_connection_serves_one_request_after_the_other(segment, ends):
@@ -86,13 +108,12 @@ def test_a_connection_serves_one_request_after_the_other(segment, ends):
     serving.start()
     for _ in range(3):
         ask(client, 1)
-        kind, _, index, first, count, checksum = FRAME.unpack(receive_exactly(client, FRAME.size))
-        assert (kind, index, first, count) == (FrameKind.SLICE, 0, 0, 4)
-        assert checksum == segment.checksum[0]
+        slice_frame = Frame.unpack(receive_exactly(client, FRAME_BYTES))
+        assert slice_frame == (FrameKind.SLICE, 0, 0, 0, 4, int(segment.checksum[0]))
         assert receive_exactly(client, LAYOUT.slot_bytes) == segment.data[0].tobytes()
-        kind, status, *_ = FRAME.unpack(receive_exactly(client, FRAME.size))
-        assert (kind, status) == (FrameKind.END, EndStatus.SEALED)
-        assert FRAME.unpack(receive_exactly(client, FRAME.size))[0] == FrameKind.DONE
+        end_frame = Frame.unpack(receive_exactly(client, FRAME_BYTES))
+        assert (end_frame.kind, end_frame.status) == (FrameKind.END, EndStatus.SEALED)
+        assert Frame.unpack(receive_exactly(client, FRAME_BYTES)).kind == FrameKind.DONE
     client.shutdown(socket.SHUT_WR)
     serving.join(20)
     assert not serving.is_alive()

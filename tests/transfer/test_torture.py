@@ -16,7 +16,7 @@ from snowskin.transfer.engine import BlockPull
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.messenger import MessengerProcess
 from snowskin.transfer.transports.shm import Attachment
-from snowskin.transfer.wire import REQUEST, WANTED
+from snowskin.transfer.wire import FRAME_BYTES, REQUEST, WANTED, request_crc
 
 from .conftest import LAYOUT, Reader
 from .owner import KEY, Owner, content
@@ -146,11 +146,11 @@ def _answer_before_the_end(connection):
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        REQUEST.pack(b"PULL", 2**32 - 1, 1.0),
-        REQUEST.pack(b"PULL", 0, 1.0),
-        REQUEST.pack(b"PULL", 1, float("nan")),
-        REQUEST.pack(b"PULL", 1, -1.0),
-        REQUEST.pack(b"PUSH", 1, 1.0),
+        REQUEST.pack(b"PULL", 2**32 - 1, 1.0, 0),
+        REQUEST.pack(b"PULL", 0, 1.0, 0),
+        REQUEST.pack(b"PULL", 1, float("nan"), 0),
+        REQUEST.pack(b"PULL", 1, -1.0, 0),
+        REQUEST.pack(b"PUSH", 1, 1.0, 0),
     ],
 )
 def test_a_request_that_makes_no_sense_ends_the_connection(owner, request_bytes):
@@ -188,7 +188,9 @@ def test_a_client_that_stops_reading_hinders_no_other(reader):
         authenticate_as_client(stuck, KEY)
         wanted = np.zeros(16, dtype=WANTED)
         wanted["slot"], wanted["generation"] = np.arange(16), generations
-        stuck.sendall(REQUEST.pack(b"PULL", 16, 30.0) + wanted.tobytes())
+        packed = wanted.tobytes()
+        crc = request_crc(16, 30.0, packed)
+        stuck.sendall(REQUEST.pack(b"PULL", 16, 30.0, crc) + packed)
         blocks = reader.blocks(generations)
         result = reader.engine("tcp").pull(owner.peer, blocks, timeout_s=30)
         assert all(result.landed)
@@ -252,7 +254,7 @@ def test_a_bit_flipped_on_the_wire_is_a_counted_miss(owner, reader):
     generations = owner.tell("fill", 4)
 
     def flip(chunk, passed):
-        at = 64 + 24 + LAYOUT.slot_bytes + 24 + 24 + 777 - passed
+        at = 64 + 3 * FRAME_BYTES + LAYOUT.slot_bytes + 777 - passed
         if 0 <= at < len(chunk):
             chunk[at] ^= 4
         return chunk
@@ -290,6 +292,31 @@ def test_a_connection_cut_anywhere_loses_blocks_but_never_rightness(owner, reade
         assert not all(result.landed)
     engine.close()
     wire.close()
+
+
+def test_bits_flipped_anywhere_on_the_wire_never_make_wrong_bytes(owner, reader):
+    generations = owner.tell("fill", 4)
+    rng = np.random.default_rng(3)
+    total = 4 * (LAYOUT.slot_bytes + 2 * FRAME_BYTES) + FRAME_BYTES
+    spots = [64 + int(at) for at in rng.integers(0, total, 10)]
+    spots += [64 + int(at) for at in rng.integers(0, FRAME_BYTES, 15)]
+    missed = 0
+    for spot in spots:
+
+        def flip(chunk, passed, spot=spot):
+            if 0 <= spot - passed < len(chunk):
+                chunk[spot - passed] ^= 1 << (spot % 8)
+            return chunk
+
+        wire = Wire(owner.peer, flip)
+        blocks = reader.blocks(generations)
+        engine = reader.engine("tcp")
+        result = engine.pull(wire.peer, blocks, timeout_s=30)
+        engine.close()
+        wire.close()
+        reader.assert_right(blocks, result)
+        missed += len(blocks) - sum(result.landed)
+    assert missed >= 15
 
 
 def test_random_kills_while_many_pull_leave_no_wrong_byte(reader):

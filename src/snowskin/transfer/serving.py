@@ -15,15 +15,16 @@ import xxhash
 from snowskin.transfer.memory import Segment, SlotState
 from snowskin.transfer.wire import (
     BLOCKS_LIMIT,
-    FRAME,
     REQUEST,
     REQUEST_MAGIC,
     WAIT_LIMIT_S,
     WANTED,
     ConnectionEnded,
     EndStatus,
+    Frame,
     FrameKind,
     receive_exactly,
+    request_crc,
     send_buffers,
 )
 
@@ -94,18 +95,21 @@ def serve_requests(
     while True:
         connection.settimeout(idle_timeout_s)
         try:
-            magic, count, wait_s = REQUEST.unpack(receive_exactly(connection, REQUEST.size))
+            header = receive_exactly(connection, REQUEST.size)
         except (ConnectionEnded, TimeoutError):
             return
         connection.settimeout(send_timeout_s)
+        magic, count, wait_s, crc = REQUEST.unpack(header)
         if (
             magic != REQUEST_MAGIC
             or not 1 <= count <= BLOCKS_LIMIT
             or not 0 <= wait_s <= WAIT_LIMIT_S
         ):
             raise BadRequest
-        wanted = np.frombuffer(receive_exactly(connection, count * WANTED.itemsize), dtype=WANTED)
-        serving = _Serving(connection, segment, wanted)
+        wanted = receive_exactly(connection, count * WANTED.itemsize)
+        if crc != request_crc(count, wait_s, wanted):
+            raise BadRequest
+        serving = _Serving(connection, segment, np.frombuffer(wanted, dtype=WANTED))
         try:
             serving.run(wait_s)
         finally:
@@ -154,7 +158,7 @@ class _Serving:
                 self._end_blocks(self._open, EndStatus.MISSED)
                 break
         self._flush()
-        self._queue(FRAME.pack(FrameKind.DONE, 0, 0, 0, 0, 0))
+        self._queue(Frame(FrameKind.DONE).pack())
         self._flush()
 
     def _wait_for_change(self, deadline_s: float) -> bool:
@@ -245,7 +249,7 @@ class _Serving:
         return int(self._segment.checksum[slot])
 
     def _queue_slice(self, index: int, first: int, count: int, checksum: int) -> None:
-        self._queue(FRAME.pack(FrameKind.SLICE, 0, index, first, count, checksum))
+        self._queue(Frame(FrameKind.SLICE, 0, index, first, count, checksum).pack())
         parts = self._segment.data[self._slots[index], first : first + count]
         self._queue(parts.reshape(-1).data)
 
@@ -257,7 +261,7 @@ class _Serving:
         else:
             self.sent_blocks += len(indices)
         for index in indices:
-            self._queue(FRAME.pack(FrameKind.END, status, index, 0, 0, checksum))
+            self._queue(Frame(FrameKind.END, status, int(index), checksum=checksum).pack())
 
     def _queue(self, buffer: bytes | memoryview) -> None:
         self._batch.append(memoryview(buffer))

@@ -1,12 +1,15 @@
 """What goes over a data connection, to the byte. All integers are little-endian.
 
 Client to server, after authentication: a request, ``REQUEST`` (magic, number of blocks, seconds
-that the server may wait) followed by that many ``WANTED`` entries (slot, generation).
+that the server may wait, CRC-32 of both and of what follows), then that many ``WANTED`` entries
+(slot, generation).
 
-Server to client: frames of ``FRAME_BYTES``, each followed by the bytes of its parts if it is a
-slice. Blocks are named by their index in the request.
+Server to client: frames of ``FRAME_BYTES`` (the last four are the CRC-32 of the others), each
+followed by the bytes of its parts if it is a slice. Blocks are named by their index in the
+request. The CRCs are there because TCP's own checksum is weak, and a right block taken for another
+one is as wrong as a broken one.
 
-* ``SLICE``: ``count`` parts of a block from part ``first``; ``checksum`` is xxh3-64 of them. A
+* ``SLICE``: ``parts`` parts of a block from part ``first``; ``checksum`` is xxh3-64 of them. A
   slice may be of a whole sealed block, then its checksum is the stored one.
 * ``END``: nothing more comes for the block. ``status`` tells whether all of it was sent; if the
   block is sealed, ``checksum`` is the stored one of the whole block.
@@ -21,15 +24,19 @@ import enum
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-REQUEST = struct.Struct("<4sId")
+REQUEST = struct.Struct("<4sIdI")
 REQUEST_MAGIC = b"PULL"
 WANTED = np.dtype([("slot", "<u4"), ("generation", "<u8")])
-FRAME = struct.Struct("<BBxxIIIQ")
-FRAME_BYTES = FRAME.size
+_REQUEST_CHECKED = struct.Struct("<Id")
+_FRAME = struct.Struct("<BBxxIIIQ")
+_CRC = struct.Struct("<I")
+FRAME_BYTES = _FRAME.size + _CRC.size
 BLOCKS_LIMIT = 65_536
 """Most blocks in one request."""
 SILENCE_LIMIT_S = 10
@@ -54,6 +61,39 @@ class EndStatus(enum.IntEnum):
     """All parts were sent; not sealed yet."""
     SEALED = 2
     """All parts were sent, and the frame carries the block's stored checksum."""
+
+
+class Frame(NamedTuple):
+    """A frame's fields; those that its kind has no use for are 0."""
+
+    kind: int
+    status: int = 0
+    block: int = 0
+    first: int = 0
+    parts: int = 0
+    checksum: int = 0
+
+    def pack(self) -> bytes:
+        """As it goes over the wire."""
+        body = _FRAME.pack(*self)
+        return body + _CRC.pack(zlib.crc32(body))
+
+    @classmethod
+    def unpack(cls, packed: bytes | bytearray) -> Frame:
+        """Read it again.
+
+        Raises:
+            ConnectionError: it was damaged on the way.
+        """
+        body = packed[: _FRAME.size]
+        if _CRC.unpack_from(packed, _FRAME.size)[0] != zlib.crc32(body):
+            raise ConnectionError("a frame was damaged on the way")
+        return cls(*_FRAME.unpack(body))
+
+
+def request_crc(count: int, wait_s: float, wanted: bytes) -> int:
+    """The CRC-32 that a request carries."""
+    return zlib.crc32(wanted, zlib.crc32(_REQUEST_CHECKED.pack(count, wait_s)))
 
 
 def tune(connection: socket.socket) -> None:

@@ -20,7 +20,6 @@ from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_a
 from snowskin.transfer.peer import Peer
 from snowskin.transfer.progress import PullProgress
 from snowskin.transfer.wire import (
-    FRAME,
     FRAME_BYTES,
     REQUEST,
     REQUEST_MAGIC,
@@ -28,7 +27,9 @@ from snowskin.transfer.wire import (
     WANTED,
     ConnectionEnded,
     EndStatus,
+    Frame,
     FrameKind,
+    request_crc,
     tune,
 )
 
@@ -162,17 +163,17 @@ class _Receiving:
         self._ask()
         while True:
             self._fill(self._frame_view)
-            kind, status, index, first, count, checksum = FRAME.unpack(self._frame)
-            if kind == FrameKind.DONE:
+            frame = Frame.unpack(self._frame)
+            if frame.kind == FrameKind.DONE:
                 return
-            if index >= len(self._failed):
-                raise ConnectionError(f"a frame names block {index}")
-            if kind == FrameKind.SLICE:
-                self._take_slice(index, first, count, checksum)
-            elif kind == FrameKind.END:
-                self._take_end(index, status, checksum)
+            if frame.block >= len(self._failed):
+                raise ConnectionError(f"a frame names block {frame.block}")
+            if frame.kind == FrameKind.SLICE:
+                self._take_slice(frame.block, frame.first, frame.parts, frame.checksum)
+            elif frame.kind == FrameKind.END:
+                self._take_end(frame.block, frame.status, frame.checksum)
             else:
-                raise ConnectionError(f"a frame of kind {kind}")
+                raise ConnectionError(f"a frame of kind {frame.kind}")
 
     def _ask(self) -> None:
         progress = self._progress
@@ -180,8 +181,9 @@ class _Receiving:
         wanted["slot"] = progress.remote_slots
         wanted["generation"] = progress.generations
         wait_s = min(max(0.0, progress.deadline_s - time.monotonic()), WAIT_LIMIT_S)
-        header = REQUEST.pack(REQUEST_MAGIC, len(wanted), wait_s)
-        self._connection.sendall(header + wanted.tobytes())
+        packed = wanted.tobytes()
+        crc = request_crc(len(wanted), wait_s, packed)
+        self._connection.sendall(REQUEST.pack(REQUEST_MAGIC, len(wanted), wait_s, crc) + packed)
 
     def _take_slice(self, index: int, first: int, count: int, checksum: int) -> None:
         progress = self._progress
