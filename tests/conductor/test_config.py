@@ -25,6 +25,7 @@ from snowskin.terms.errors import InvalidInput
         ("lease_s", float("nan"), "must be greater than 0"),
         ("decode_s", 0, "must be greater than 0"),
         ("correction_weight", 1.5, "must lie in 0–1"),
+        ("decode_weight", -0.1, "must lie in 0–1"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name_and_itself(field: str, value: Any, complaint: str):

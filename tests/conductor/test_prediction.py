@@ -28,12 +28,18 @@ def test_true_predictions_are_left_exactly_as_they_are():
     assert correction.ratio == 1.0
 
 
-def test_the_first_real_decode_time_replaces_the_guess():
-    decode_time = DecodeTime(first_guess_s=10.0, weight=0.5)
-    decode_time.observe(2.0)
-    assert decode_time.seconds == 2.0
-    decode_time.observe(4.0)
-    assert decode_time.seconds == 3.0
+def test_real_decode_times_replace_the_guess_by_their_mean():
+    decode_time = DecodeTime(first_guess_s=1000.0, weight=0.01)
+    for decode_s in (2.0, 4.0, 9.0):
+        decode_time.observe(decode_s)
+    assert decode_time.seconds == pytest.approx(5.0)
+
+
+def test_the_decode_time_follows_a_change_of_the_workload():
+    decode_time = DecodeTime(first_guess_s=1.0, weight=0.1)
+    for decode_s in [2.0] * 50 + [8.0] * 50:
+        decode_time.observe(decode_s)
+    assert decode_time.seconds == pytest.approx(8.0, rel=0.01)
 
 
 def test_with_no_weight_the_decode_time_stays_as_configured():

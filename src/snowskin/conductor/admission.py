@@ -96,7 +96,7 @@ def check_ttft_and_predicted_load(question: AdmissionQuestion) -> Refusal | None
         return refusal
     forecast, decode_s = question.forecast, question.decode_s
     ends_s = question.now_s + question.ttft_s
-    load = forecast.load_at(ends_s, decode_s)
+    load = forecast.load_at(ends_s, now_s=question.now_s, decode_s=decode_s)
     if _fits_pool(question, load):
         return None
     tbt_s = _mean_tbt_s(question, load)
@@ -107,7 +107,10 @@ def check_ttft_and_predicted_load(question: AdmissionQuestion) -> Refusal | None
         cause = RejectCause.DECODE_FULL
         reason = f"the decode pool is predicted full, with {load.sequences} sequences"
     room_in_s = forecast.seconds_until(
-        lambda later: _fits_pool(question, later), now_s=ends_s, decode_s=decode_s
+        lambda later: _fits_pool(question, later),
+        from_s=ends_s,
+        now_s=question.now_s,
+        decode_s=decode_s,
     )
     return Refusal(cause, reason, room_in_s)
 

@@ -39,6 +39,8 @@ class ConductorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long blocks stay put at the source of a fetch, unless the fetch ends sooner."""
     decode_s: float = 10.0
     """First guess of the uniform decode time t_d (arXiv §7.4), before any request has finished."""
+    decode_weight: float = 0.01
+    """Least weight of the newest finished request in t_d, 0 (keep the guess) to 1."""
     correction_weight: float = 0.1
     """Weight of the newest observation in each online correction, 0 (none) to 1."""
     correction_bound: float = 8.0
@@ -58,11 +60,10 @@ class ConductorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if not value > 0 or math.isnan(value):
                 raise InvalidInput(f"{name} must be greater than 0, not {value!r}", parameter=name)
-        if not 0 <= self.correction_weight <= 1:
-            raise InvalidInput(
-                f"correction_weight must lie in 0–1, not {self.correction_weight!r}",
-                parameter="correction_weight",
-            )
+        for name in ("correction_weight", "decode_weight"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise InvalidInput(f"{name} must lie in 0–1, not {value!r}", parameter=name)
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -1,8 +1,12 @@
 """The decode pool's load at a later time (arXiv §7.4, system-level prediction).
 
 Every request is taken to decode for the same time t_d: nobody knows its true length. A request
-loads the pool at time t if it starts decoding by then and started less than t_d before. The starts
-are kept sorted, so a forecast is two bisections and a sum over a slice.
+loads the pool at time t if it starts decoding by then and started less than t_d before. Of one that
+has outlived t_d the paper says nothing; it is given another t_d from now, since to drop it makes
+the forecast miss a quarter of the load on the released conversation trace: the short ones leave
+early, and the long ones would be forgotten. So the forecast for now is the load of now.
+
+The starts are kept sorted, so a forecast is three bisections and two sums over slices.
 """
 
 from __future__ import annotations
@@ -51,11 +55,15 @@ class Forecast:
         del self._starts[index]
         del self._tokens[index]
 
-    def load_at(self, at_s: float, decode_s: float) -> PoolLoad:
-        """The pool's load at ``at_s`` if everyone decodes for ``decode_s``."""
+    def load_at(self, at_s: float, *, now_s: float, decode_s: float) -> PoolLoad:
+        """The pool's load at ``at_s``, not before now, if everyone decodes for ``decode_s``."""
         first = bisect_right(self._starts, (at_s - decode_s, inf))
-        last = bisect_right(self._starts, (at_s, inf))
-        return PoolLoad(max(0, last - first), sum(self._tokens[first:last]))
+        last = max(first, bisect_right(self._starts, (at_s, inf)))
+        tokens = sum(self._tokens[first:last])
+        if at_s >= now_s + decode_s:
+            return PoolLoad(last - first, tokens)
+        overdue = bisect_right(self._starts, (now_s - decode_s, inf))
+        return PoolLoad(last - first + overdue, tokens + sum(self._tokens[:overdue]))
 
     def next_leave_s(self, now_s: float, decode_s: float) -> float:
         """Seconds until the next request should finish; ``decode_s`` if none is decoding."""
@@ -65,19 +73,20 @@ class Forecast:
         return self._starts[index][0] + decode_s - now_s
 
     def seconds_until(
-        self, fits: Callable[[PoolLoad], bool], *, now_s: float, decode_s: float
+        self, fits: Callable[[PoolLoad], bool], *, from_s: float, now_s: float, decode_s: float
     ) -> float:
-        """Seconds from now until the load fits and stays so, if nobody else comes.
+        """Seconds after ``from_s`` until the load fits and stays so, if nobody else comes.
 
-        Found by halving between now and the time when the last has left, to within 1 % of it;
-        the load is taken to fall steadily, which it does once the last has started.
+        Found by halving until the time when the last has left, to within 1 % of it; the load is
+        taken to fall steadily, which it does once the last has started.
         """
         if not self._starts:
             return 0.0
-        unfit, fit = 0.0, max(0.0, self._starts[-1][0] + decode_s - now_s)
+        last_leave_s = max(self._starts[-1][0], now_s) + decode_s
+        unfit, fit = 0.0, max(0.0, last_leave_s - from_s)
         for _ in range(7):
             middle = (unfit + fit) / 2
-            if fits(self.load_at(now_s + middle, decode_s)):
+            if fits(self.load_at(from_s + middle, now_s=now_s, decode_s=decode_s)):
                 fit = middle
             else:
                 unfit = middle

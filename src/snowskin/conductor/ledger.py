@@ -26,9 +26,7 @@ class Ledger:
         self._directory = directory
         self.fleet = Fleet(config, profile)
         self.forecast = Forecast()
-        self.decode_time = DecodeTime(
-            first_guess_s=config.decode_s, weight=config.correction_weight
-        )
+        self.decode_time = DecodeTime(first_guess_s=config.decode_s, weight=config.decode_weight)
         self.flights: dict[RequestId, Flight] = {}
 
     def enter(

@@ -32,9 +32,12 @@ class Correction:
 class DecodeTime:
     """The uniform decode time t_d of arXiv §7.4, learned from requests that have finished.
 
+    The plain mean of the first observations, then an exponentially weighted one: lengths scatter so
+    widely that a fast mean would be noise.
+
     Args:
         first_guess_s: used until the first request has finished.
-        weight: weight of the newest observation, 0–1.
+        weight: least weight of the newest observation, 0 (keep the guess) to 1.
     """
 
     __slots__ = ("_observed", "_weight", "seconds")
@@ -42,14 +45,11 @@ class DecodeTime:
     def __init__(self, *, first_guess_s: float, weight: float) -> None:
         self.seconds = first_guess_s
         self._weight = weight
-        self._observed = False
+        self._observed = 0
 
     def observe(self, decode_s: float) -> None:
         """Learn how long one request really decoded."""
         if self._weight == 0 or decode_s <= 0:
             return
-        if self._observed:
-            self.seconds += self._weight * (decode_s - self.seconds)
-        else:
-            self.seconds = decode_s
-            self._observed = True
+        self._observed += 1
+        self.seconds += max(self._weight, 1 / self._observed) * (decode_s - self.seconds)
