@@ -229,6 +229,17 @@ def test_a_computed_prompt_keeps_its_blocks_until_it_is_released(make_pair: Make
     assert (stat.committed_slots, stat.evictable_slots, stat.reserved_slots) == (4, 4, 0)
 
 
+def test_a_prefix_that_waiting_prompts_share_is_computed_once(
+    make_pair: MakePair, oracle: Oracle
+) -> None:
+    pair = make_pair()
+    shared = tiny.prompt_tokens(192, seed=8)
+    requests = [pair.request([*shared, *tiny.prompt_tokens(8, seed=seed)]) for seed in range(3)]
+    done = pair.run(*requests)
+    assert [one.reused_tokens for one in done] == [0, 192, 192]
+    assert [one.tokens for one in done] == [oracle.generate(r.tokens, 24) for r in requests]
+
+
 def test_word_of_a_start_is_out_before_anything_is_computed(make_pair: MakePair) -> None:
     pair = make_pair()
     pair.prefill.submit(pair.request(tiny.prompt_tokens(70)))

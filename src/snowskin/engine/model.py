@@ -7,18 +7,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from snowskin.engine import support
+from snowskin.engine.hardware import Dtype, choose_device, choose_dtype, torch_dtype
 from snowskin.terms.errors import InvalidInput
 
 if TYPE_CHECKING:
     from snowskin.engine.attention import LayerWatcher, Span
     from snowskin.engine.kv import KvShape
-
-Dtype = Literal["fp32", "bf16"]
 
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 _SAMPLE_BYTES = 1 << 16
@@ -72,8 +71,8 @@ def inspect_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto")
     if not isinstance(model_type, str):
         raise InvalidInput(f"{model_dir / 'config.json'} has no model_type", parameter="model")
     support.check_model_type(model_type)
-    chosen_device = _choose_device(device)
-    chosen_dtype = _choose_dtype(dtype, chosen_device)
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, chosen_device)
 
     config = _load_config(model_dir)
     support.check_config(config)
@@ -122,7 +121,7 @@ class Model:
             layers=info.layers,
             kv_heads=info.kv_heads,
             head_dim=info.head_dim,
-            dtype=_torch_dtype(info.dtype),
+            dtype=torch_dtype(info.dtype),
         )
         self._masks = CausalMasks(dtype=self._kv_shape.dtype, device=self._device)
 
@@ -143,7 +142,7 @@ class Model:
             with no_progress_bars():
                 module, loading = AutoModelForCausalLM.from_pretrained(
                     info.model_dir,
-                    dtype=_torch_dtype(info.dtype),
+                    dtype=torch_dtype(info.dtype),
                     attn_implementation=ATTENTION_NAME,
                     local_files_only=True,
                     output_loading_info=True,
@@ -250,54 +249,6 @@ def _load_config(model_dir: Path) -> Any:
         raise InvalidInput(
             f"transformers cannot read {model_dir / 'config.json'}: {error}", parameter="model"
         ) from error
-
-
-def _choose_device(device: str) -> str:
-    import torch
-
-    if device == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        return device
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not (index or "0").isdigit():
-        raise InvalidInput(
-            f"device {device!r} is not one of auto, cpu, cuda, cuda:N", parameter="device"
-        )
-    if not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count():
-        raise InvalidInput(
-            f"device {device!r} is not there: {torch.cuda.device_count()} CUDA devices found",
-            parameter="device",
-        )
-    return f"cuda:{index or 0}"
-
-
-def _choose_dtype(dtype: str, device: str) -> Dtype:
-    if dtype in ("fp32", "bf16"):
-        return cast(Dtype, dtype)
-    if dtype != "auto":
-        raise InvalidInput(f"dtype {dtype!r} is not one of auto, fp32, bf16", parameter="dtype")
-    return "bf16" if _multiplies_bf16(device) else "fp32"
-
-
-def _multiplies_bf16(device: str) -> bool:
-    import torch
-
-    if device != "cpu":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return False
-    for line in cpuinfo.read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(line.split())
-    return False
-
-
-def _torch_dtype(dtype: Dtype) -> Any:
-    import torch
-
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
 
 
 def _stop_tokens(model_dir: Path, config: Any) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class PrefillConfig:
     device_tokens: int = 1 << 17
     """Most tokens of KV on the device at once."""
     sequence_limit: int = 64
-    """Most prompts that wait, most that are in computation, and most that wait for release."""
+    """Most prompts that wait, and most that are computed and wait for release."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.key_space.block_tokens <= self.chunk_tokens, self
@@ -150,7 +150,7 @@ class PrefillEngine:
             self._drop_cancelled()
             outputs: list[PrefillOutput] = [*self._refused]
             self._refused.clear()
-            while self._waiting:
+            while self._waiting and self._next_pass_has_room():
                 output = self._start(next(iter(self._waiting.values())))
                 if output is None:
                     break
@@ -203,11 +203,21 @@ class PrefillEngine:
             return f"{config.sequence_limit} prompts wait at this node already"
         return None
 
+    def _next_pass_has_room(self) -> bool:
+        """A prompt stays in the queue until a pass can begin it.
+
+        So it still finds what those before it commit (their common prefix is computed once), and
+        ``prefill_s`` has no time of the queue in it.
+        """
+        left_tokens = sum(
+            len(job.request.tokens) - job.done_tokens for job in self._active.values()
+        )
+        return left_tokens < self._config.chunk_tokens
+
     def _start(self, request: GenerationRequest) -> Started | Failed | None:
         """Take the first prompt from the queue, unless there is no room for it now."""
         prompt_tokens = len(request.tokens)
-        limit = self._config.sequence_limit
-        if len(self._active) >= limit or len(self._computed) >= limit:
+        if len(self._active) + len(self._computed) >= self._config.sequence_limit:
             return None
         if self._device_tokens_used + prompt_tokens > self._config.device_tokens:
             return None
