@@ -47,6 +47,7 @@ class RuleMachine:
     fail_after_tokens: int | None = None
     submitted: list[GenerationRequest] = field(default_factory=list)
     cancelled: list[RequestId] = field(default_factory=list)
+    completed_early: list[RequestId] = field(default_factory=list)
     running: set[RequestId] = field(default_factory=set)
     seen: set[BlockKey] = field(default_factory=set)
     bug: Exception | None = None
@@ -114,6 +115,12 @@ class Recital:
         self._machine = machine
         self.request = request
         self._cancelled = asyncio.Event()
+
+    def complete(self) -> None:
+        if self.request.request in self._machine.running:
+            self._machine.running.discard(self.request.request)
+            self._machine.completed_early.append(self.request.request)
+        self._cancelled.set()
 
     def cancel(self) -> None:
         if self.request.request in self._machine.running:

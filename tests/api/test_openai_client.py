@@ -91,7 +91,8 @@ def test_a_stop_string_across_tokens_ends_the_text_and_frees_the_generation(
         text, reason = choice.message.content, choice.finish_reason
     assert (text, reason) == ("The capital 😀 of ", "stop")
     assert not machine.running
-    assert machine.cancelled == [machine.submitted[0].request]
+    assert machine.completed_early == [machine.submitted[0].request]
+    assert not machine.cancelled
 
 
 def test_min_tokens_lets_a_stop_string_pass(client: openai.OpenAI) -> None:

@@ -28,6 +28,13 @@ class Generation(Protocol):
         """The tokens as they come."""
         ...
 
+    def complete(self) -> None:
+        """The answer is whole although the model would go on: a stop string has appeared.
+
+        Frees all that the generation holds, at once. Harmless after the end.
+        """
+        ...
+
     def cancel(self) -> None:
         """Free all that the generation holds, at once. Harmless after the end, or twice.
 

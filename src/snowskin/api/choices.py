@@ -120,7 +120,7 @@ class ChoiceSet:
                 followers = ()
                 if text.finished:
                     ending = Ending.COMPLETED
-                    generation.cancel()  # at once: a stop string may have ended it early
+                    generation.complete()  # at once: a stop string may have ended it early
                 if text.finished or delta.text or delta.tokens:
                     await self._queue.put(delta)
                 if text.finished:

@@ -7,9 +7,13 @@ import os
 
 import msgspec
 
+from snowskin.conductor.admission import ADMISSIONS
+from snowskin.conductor.config import ConductorConfig
+from snowskin.conductor.prefill_choice import POLICIES
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.ids import NodeId, Role
 from snowskin.terms.keys import KeySpace
+from snowskin.transfer.engine import TRANSPORTS
 
 LOCAL_HOSTS = ("localhost",)
 MAX_NODES = 256
@@ -79,6 +83,9 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _in_range("--threads", self.threads, 0, 1024)
         _positive("--ttft-slo", self.ttft_slo_s)
         _positive("--tbt-slo", self.tbt_slo_s)
+        _one_of("--policy", self.policy, tuple(POLICIES))
+        _one_of("--admission", self.admission, tuple(ADMISSIONS))
+        _one_of("--transport", self.transport, TRANSPORTS)
         for option, host in (("--host", self.host), ("--node-host", self.node_host)):
             self._demand_keys(option, host)
 
@@ -94,6 +101,18 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     @property
+    def conductor(self) -> ConductorConfig:
+        """What of this concerns the Conductor."""
+        return ConductorConfig(
+            policy=self.policy,
+            admission=self.admission,
+            block_tokens=self.block_tokens,
+            ttft_slo_s=self.ttft_slo_s,
+            tbt_slo_s=self.tbt_slo_s,
+            max_in_flight=self.max_in_flight,
+        )
+
+    @property
     def engine_threads(self) -> int:
         """CPU threads of each node's engine."""
         return self.threads or os.cpu_count() or 1
@@ -102,6 +121,11 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _in_range(option: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise InvalidInput(f"{option} {value}: give {least} to {most}", parameter=option)
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InvalidInput(f"{option} {value}: give {', '.join(known)}", parameter=option)
 
 
 def _positive(option: str, value: float) -> None:

@@ -101,10 +101,10 @@ class Dispatch:
             )
         )
 
-    def cancel(self, flight: Flight) -> None:
-        """The client is gone: free all that its request holds."""
+    def finish(self, flight: Flight, state: RequestState) -> None:
+        """The client is gone, or has all that it wants: free what its request holds."""
         self._recall(flight)
-        self._finish(flight, RequestState.CANCELLED)
+        self._finish(flight, state)
 
     # --- from the Conductor ----------------------------------------------------------------
 

@@ -28,11 +28,11 @@ class Flight:
         *,
         block_tokens: int,
         now_s: float,
-        cancel: Callable[[Flight], None],
+        finish: Callable[[Flight, RequestState], None],
     ) -> None:
         self._request = request
         self._block_tokens = block_tokens
-        self._cancel = cancel
+        self._finish = finish
         self.state = RequestState.QUEUED
         self.placements = 0
         self.decision: Decision | None = None
@@ -124,10 +124,16 @@ class Flight:
         self.failure = failure
         self._news.set()
 
+    def complete(self) -> None:
+        """The answer is whole by the reader's word (a stop string). Harmless after the end."""
+        if not self.ended:
+            self.finish_reason = "stop"
+            self._finish(self, RequestState.COMPLETED)
+
     def cancel(self) -> None:
         """Free all that it holds, at once. Harmless after the end, or twice."""
         if not self.ended:
-            self._cancel(self)
+            self._finish(self, RequestState.CANCELLED)
 
     async def __aiter__(self) -> AsyncIterator[TokensArrived]:
         """The tokens as they come; those that wait are handed over together.

@@ -21,7 +21,6 @@ from snowskin.cluster.ledger import Ledger
 from snowskin.cluster.roster import Roster
 from snowskin.cluster.supervisor import NodeStartFailed, Supervisor
 from snowskin.cluster.wire import FrontWire
-from snowskin.conductor.config import ConductorConfig
 from snowskin.conductor.journal import JournalHeader, RecordedConductor
 from snowskin.cost.profile import Profile
 from snowskin.store.directory import Directory
@@ -60,7 +59,7 @@ class Cluster:
             {NodeId(f"{role}-{i}"): role for role, count in counts for i in range(count)}
         )
         self._ledger = Ledger()
-        header = JournalHeader(_conductor_config(config), profile, config.seed)
+        header = JournalHeader(config.conductor, profile, config.seed)
         self._journal = None if config.journal is None else _open_journal(config.journal)
         if self._journal is None:
             self._conductor = header.conductor()
@@ -142,7 +141,7 @@ class Cluster:
             _seeded(request),
             block_tokens=self._config.block_tokens,
             now_s=time.monotonic(),
-            cancel=self._dispatch.cancel,
+            finish=self._dispatch.finish,
         )
         self._dispatch.launch(flight)
         if flight.failure is not None:
@@ -276,17 +275,6 @@ def _seeded(request: GenerationRequest) -> GenerationRequest:
         return request
     seeded = msgspec.structs.replace(sampling, seed=secrets.randbits(SEED_BITS))
     return msgspec.structs.replace(request, sampling=seeded)
-
-
-def _conductor_config(config: ServeConfig) -> ConductorConfig:
-    return ConductorConfig(
-        policy=config.policy,
-        admission=config.admission,
-        block_tokens=config.block_tokens,
-        ttft_slo_s=config.ttft_slo_s,
-        tbt_slo_s=config.tbt_slo_s,
-        max_in_flight=config.max_in_flight,
-    )
 
 
 def _open_journal(path: str) -> BinaryIO:
