@@ -119,12 +119,14 @@ class DecodeEngine:
     @property
     def running_count(self) -> int:
         """Sequences in the batch."""
-        return len(self._batch.running)
+        with self._changed:
+            return len(self._batch.running)
 
     @property
     def waiting_count(self) -> int:
         """Sequences that wait for room or whose KV is being loaded."""
-        return len(self._batch.waiting) + len(self._batch.loading)
+        with self._changed:
+            return len(self._batch.waiting) + len(self._batch.loading)
 
     @property
     def device_tokens_used(self) -> int:
@@ -188,6 +190,8 @@ class DecodeEngine:
                 outputs += self._begin_load(self._sequences[request])
             for request in self._batch.loading:
                 outputs += self._join(self._sequences[request])
+            for request in self._batch.running:
+                outputs += self._make_room(self._sequences[request])
             running = [self._sequences[request] for request in self._batch.running]
             if not running:
                 if self._batch.loading and not outputs:
@@ -245,17 +249,28 @@ class DecodeEngine:
         self._batch.join(sequence.request)
         return [Joined(sequence.request)]
 
+    def _make_room(self, sequence: _Sequence) -> list[DecodeOutput]:
+        assert sequence.kv is not None
+        try:
+            sequence.kv.reserve(sequence.kv.tokens + 1)
+        except RuntimeError as error:
+            self._remove(sequence)
+            return [Failed(sequence.request, f"no device memory for its KV to grow: {error}")]
+        return []
+
     def _decode(self, running: Sequence[_Sequence]) -> list[DecodeOutput]:
         spans, tokens = [], []
         for sequence in running:
             assert sequence.kv is not None
-            sequence.kv.reserve(sequence.kv.tokens + 1)
             spans.append(Span(sequence.kv, sequence.kv.tokens, 1))
             tokens.append(sequence.output[-1])
         logits = self._model.forward(tokens, spans, logit_rows=range(len(running)))
         sampled = sample(logits, [sequence.state for sequence in running])
-        for sequence in running:
+        for sequence, token in zip(running, sampled, strict=True):
             assert sequence.kv is not None
+            # Logits that are no numbers come from KV that is none; it must not spread.
+            if isinstance(token, UnusableLogits):
+                continue
             if not sequence.writeback.follow(sequence.kv, sequence.output):
                 self._skipped_writebacks += 1
         with self._changed:

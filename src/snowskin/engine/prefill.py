@@ -269,21 +269,26 @@ class PrefillEngine:
             logit_rows=last_rows,
             watcher=LayerwiseStore(work, self._slots, self._store),
         )
-        for job, chunk in work:
-            job.done_tokens = chunk.end_token
-            if job.failure is None:
-                self._commit(job, chunk)
         last = [job for job, chunk in work if chunk.last]
         sampled = sample(logits, [SamplingState.of_request(job.request) for job in last])
+        failures = [(job, job.failure) for job, _ in work if job.failure is not None]
+        failures += [
+            (job, token.reason)
+            for job, token in zip(last, sampled, strict=True)
+            if isinstance(token, UnusableLogits)
+        ]
         with self._changed:
-            outputs: list[PrefillOutput | None] = [
-                self._fail(job, job.failure) for job, _ in work if job.failure is not None
+            outputs: list[PrefillOutput | None] = [self._fail(*failure) for failure in failures]
+        for job, chunk in work:
+            job.done_tokens = chunk.end_token
+            if not job.cancelled:
+                self._commit(job, chunk)
+        with self._changed:
+            outputs += [
+                self._finish(job, token)
+                for job, token in zip(last, sampled, strict=True)
+                if not job.cancelled and not isinstance(token, UnusableLogits)
             ]
-            for job, token in zip(last, sampled, strict=True):
-                if isinstance(token, UnusableLogits):
-                    outputs.append(self._fail(job, token.reason))
-                elif not job.cancelled:
-                    outputs.append(self._finish(job, token))
             self._drop_cancelled()
         return tuple(output for output in outputs if output is not None)
 
