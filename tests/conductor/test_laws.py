@@ -1,7 +1,11 @@
 """Laws that hold after every event, whatever happens: random lives of random clusters."""
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -246,6 +250,32 @@ def test_the_same_seed_gives_the_same_commands(config):
         first.step()
         second.step()
     assert msgspec.msgpack.encode(first.log) == msgspec.msgpack.encode(second.log)
+
+
+_PRINT_A_LIFE = """
+import hashlib, msgspec
+from tests.conductor.test_laws import Life
+life = Life(7, admission="predicted")
+for _ in range(200):
+    life.step()
+print(hashlib.sha256(msgspec.msgpack.encode(life.log)).hexdigest())
+"""
+
+
+def test_the_order_of_hashing_reaches_no_decision():
+    root = Path(__file__).parents[2]
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", _PRINT_A_LIFE],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            timeout=60,
+        ).stdout
+        for hash_seed in "012"
+    }
+    assert len(printed) == 1
 
 
 def test_time_never_goes_back():
