@@ -1,3 +1,6 @@
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,20 @@ from snowskin.transfer.memory import Segment, SegmentLayout
 from .owner import KEY, Owner, content
 
 LAYOUT = SegmentLayout(slot_count=24, slot_bytes=5 * 4099, part_count=5)
+
+
+def when_ready(segment, slots, parts, act):
+    """A started thread that acts once so many parts of the slots are ready (or after 20 s)."""
+
+    def watch():
+        deadline_s = time.monotonic() + 20
+        while (segment.parts_ready[slots] < parts).any() and time.monotonic() < deadline_s:
+            time.sleep(0.0005)
+        act()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
 
 
 class Reader:

@@ -1,7 +1,6 @@
 """Whatever the peer's slots are, a pull brings exactly what is whole, and all of it right."""
 
 import threading
-import time
 
 import hypothesis.strategies as st
 import numpy as np
@@ -11,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from snowskin.transfer.engine import BlockPull, TransferEngine
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.messenger import MessengerProcess
+
+from .conftest import when_ready
 
 SLOTS = 12
 KEY = b"laws"
@@ -52,15 +53,6 @@ class World:
         self.own.close()
 
 
-def cancel_when_ready(segment, wanted, cancelled):
-    """End the pull once all is here that can come: the rest would be waited for in vain."""
-    deadline_s = time.monotonic() + 20
-    slots, parts = map(np.array, zip(*wanted, strict=True))
-    while (segment.parts_ready[slots] < parts).any() and time.monotonic() < deadline_s:
-        time.sleep(0.0005)
-    cancelled.set()
-
-
 @pytest.fixture(scope="module", params=[1, 1000, 65_537])
 def world(request):
     made = World(request.param)
@@ -96,11 +88,10 @@ def test_a_pull_brings_exactly_what_is_whole(world, transport, slots, seed):
                 world.source.seal(remote)
         expected.append(None if slot["retired"] else parts)
     cancelled = threading.Event()
-    here_ready = [
-        (block.local_slot, parts or 0) for block, parts in zip(blocks, expected, strict=True)
-    ]
-    watch = threading.Thread(target=cancel_when_ready, args=(world.own, here_ready, cancelled))
-    watch.start()
+    # What is not whole there would be waited for in vain: stop when all is here that can come.
+    slots_here = [block.local_slot for block in blocks]
+    parts_here = [parts or 0 for parts in expected]
+    watch = when_ready(world.own, slots_here, parts_here, cancelled.set)
     result = world.engines[transport].pull(
         world.messenger.peer, blocks, timeout_s=30, cancelled=cancelled
     )

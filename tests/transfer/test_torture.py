@@ -18,7 +18,7 @@ from snowskin.transfer.messenger import MessengerProcess
 from snowskin.transfer.transports.shm import Attachment
 from snowskin.transfer.wire import FRAME_BYTES, REQUEST, WANTED, request_crc
 
-from .conftest import LAYOUT, Reader
+from .conftest import LAYOUT, Reader, when_ready
 from .owner import KEY, Owner, content
 
 LONG_S = 600.0
@@ -44,10 +44,9 @@ def test_a_death_in_mid_pull_ends_it_with_what_has_landed(owner, reader, transpo
     owner.tell("publish", 3, LAYOUT.part_count)
     blocks = reader.blocks(generations)
     kill = owner.kill if victim == "owner" else owner.kill_messenger
-    timer = threading.Timer(0.15, kill)
-    timer.start()
+    killer = when_ready(reader.segment, [0, 1, 2], LAYOUT.part_count, kill)
     result = reader.engine(transport).pull(owner.peer, blocks, timeout_s=LONG_S)
-    timer.join()
+    killer.join()
     assert result.landed == (True, True, True, False, False, False)
     reader.assert_right(blocks, result)
 
@@ -348,10 +347,9 @@ def test_parts_that_landed_before_a_death_hold_the_right_bytes(owner, reader, tr
     generations = owner.tell("begin", 2)
     owner.tell("publish", 2, 3)
     blocks = reader.blocks(generations)
-    timer = threading.Timer(0.15, owner.kill)
-    timer.start()
+    killer = when_ready(reader.segment, [0, 1], 3, owner.kill)
     result = reader.engine(transport).pull(owner.peer, blocks, timeout_s=LONG_S)
-    timer.join()
+    killer.join()
     assert result.landed == (False, False)
     for block in blocks:
         assert reader.segment.parts_ready[block.local_slot] == 3
