@@ -244,11 +244,13 @@ def test_word_of_a_start_is_out_before_anything_is_computed(make_pair: MakePair)
     pair = make_pair()
     pair.prefill.submit(pair.request(tiny.prompt_tokens(70)))
     (started,) = pair.prefill.step()
+    assert pair.prefill.passes == 0
     assert [int(pair.segments[0].parts_ready[block.slot]) for block in started.blocks] == [0] * 5
     assert pair.prefill.step() == ()
     ready = [int(pair.segments[0].parts_ready[block.slot]) for block in started.blocks]
     assert ready == [3, 3, 3, 3, 0], "a chunk of 64 tokens is whole, in all layers"
     pair.prefill.step()
+    assert pair.prefill.passes == 2
     pair.prefill.release(started.request)
 
 

@@ -109,6 +109,7 @@ class DecodeEngine:
         )
         self._sequences: dict[RequestId, _Sequence] = {}
         self._refused: list[Failed] = []
+        self._passes = 0
         self._skipped_writebacks = 0
 
     @property
@@ -139,6 +140,11 @@ class DecodeEngine:
     def skipped_writebacks(self) -> int:
         """Full blocks that were not written back since the start, as the pool had no room."""
         return self._skipped_writebacks
+
+    @property
+    def passes(self) -> int:
+        """Steps since the start that computed; the others only started, joined or waited."""
+        return self._passes
 
     def submit(self, job: DecodeJob) -> None:
         """Queue a sequence. One that can never fit here fails at the next step."""
@@ -197,6 +203,7 @@ class DecodeEngine:
                 if self._batch.loading and not outputs:
                     self._changed.wait(_LOAD_POLL_S)
                 return tuple(outputs)
+        self._passes += 1
         outputs += self._decode(running)
         return tuple(outputs)
 

@@ -89,6 +89,7 @@ class PrefillEngine:
         self._active: OrderedDict[RequestId, PrefillJob] = OrderedDict()
         self._computed: dict[RequestId, list[SlotIndex]] = {}
         self._refused: list[Failed] = []
+        self._passes = 0
         self._device_tokens_used = 0
 
     @property
@@ -110,6 +111,11 @@ class PrefillEngine:
     def device_tokens_used(self) -> int:
         """Tokens of KV that the device holds or has room for now."""
         return self._device_tokens_used
+
+    @property
+    def passes(self) -> int:
+        """Steps since the start that computed; the others only started, joined or waited."""
+        return self._passes
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a prompt. One that can never be computed here fails at the next step."""
@@ -162,6 +168,7 @@ class PrefillEngine:
                     self._changed.wait(_ROOM_POLL_S)
                 return ()
             jobs = tuple(self._active.values())
+        self._passes += 1
         return self._run_pass(jobs)
 
     def close(self) -> None:
