@@ -26,8 +26,7 @@ def profile(
 
     `snowskin serve` uses what is saved, and measures by itself at its first start.
     """
-    from snowskin.cluster.child import YIELDING_THREADS
-    from snowskin.cluster.config import ServeConfig
+    from snowskin.cluster.config import YIELDING_THREADS, ServeConfig
 
     # Before torch is imported: its OpenMP reads the environment when it is loaded.
     for name, value in YIELDING_THREADS.items():

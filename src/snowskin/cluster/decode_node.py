@@ -165,7 +165,7 @@ class DecodeWorker:
             self._store.release([block.slot for block in blocks])
             return f"the KV of the prompt did not arrive whole from {message.peer.node}"
         full = len(keys) - len(held)
-        self._store.commit([block.slot for block in own[:full]], keys[len(held) :])
+        self._store.commit([block.slot for block in own[:full]], keys[len(held) :], depth=len(held))
         arrived = m.KvArrived(
             request=message.job.request, kv_bytes=result.kv_bytes, transfer_s=result.transfer_s
         )

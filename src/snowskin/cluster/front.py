@@ -12,8 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from snowskin.cluster import messages as m
-from snowskin.cluster.child import Child
-from snowskin.cluster.config import NodeConfig, ServeConfig
+from snowskin.cluster.config import YIELDING_THREADS, NodeConfig, ServeConfig
 from snowskin.cluster.dispatch import Dispatch
 from snowskin.cluster.driver import ConductorDriver, Machine
 from snowskin.cluster.flight import Flight
@@ -30,6 +29,7 @@ from snowskin.terms.events import Event, NodeJoined, NodeLost
 from snowskin.terms.ids import NodeId, RequestId, Role
 from snowskin.terms.request import GenerationRequest
 from snowskin.terms.serving import ClusterStatus, Explanation, ServingInfo
+from snowskin.transfer.child import Child
 
 log = logging.getLogger("snowskin.front")
 
@@ -199,7 +199,7 @@ class Cluster:
             sequence_limit=config.sequence_limit,
             threads=config.engine_threads,
         )
-        return Child("snowskin.cluster.node_process", msgspec.msgpack.encode(node_config))
+        return Child("snowskin.cluster.node_process", node_config, environment=YIELDING_THREADS)
 
     def _send(self, node: NodeId, message: m.ToNode) -> None:
         # A node that is gone takes no messages; its end is noticed by the supervisor.

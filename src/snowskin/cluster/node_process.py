@@ -10,9 +10,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
-from snowskin.cluster.child import read_config, watch_lifeline
 from snowskin.cluster.config import NodeConfig
 from snowskin.cluster.decode_node import DecodeWorker
 from snowskin.cluster.node import STOP_GRACE_S, Node, Worker
@@ -21,6 +18,7 @@ from snowskin.cluster.prefill_node import PrefillWorker
 from snowskin.cluster.wire import NodeWire
 from snowskin.terms.errors import SnowskinError
 from snowskin.terms.ids import Role
+from snowskin.transfer.child import Parent
 
 log = logging.getLogger("snowskin.node")
 
@@ -30,10 +28,10 @@ WORKERS: dict[Role, Callable[[Node], Worker]] = {
 }
 
 
-async def serve_node(config: NodeConfig, lifeline: int) -> None:
+async def serve_node(config: NodeConfig, parent: Parent) -> None:
     """Load the model, then serve until the front goes or says so."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    watch_lifeline(lifeline, partial(loop.call_soon_threadsafe, stop.set), grace_s=STOP_GRACE_S)
+    parent.watch(partial(loop.call_soon_threadsafe, stop.set), grace_s=STOP_GRACE_S)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     parts = await asyncio.to_thread(NodeParts, config)
     wire = NodeWire(
@@ -48,14 +46,14 @@ async def serve_node(config: NodeConfig, lifeline: int) -> None:
 
 
 def main() -> None:
-    """The entry point of a node process; its arguments are two inherited descriptors."""
-    config_fd, lifeline = int(sys.argv[1]), int(sys.argv[2])
-    config = msgspec.msgpack.decode(read_config(config_fd), type=NodeConfig)
+    """The entry point of a node process."""
+    parent = Parent()
+    config = parent.hear(NodeConfig)
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {config.node} %(levelname)s %(message)s"
     )
     try:
-        asyncio.run(serve_node(config, lifeline))
+        asyncio.run(serve_node(config, parent))
     except SnowskinError as error:
         log.error("%s", error)
         sys.exit(1)

@@ -139,7 +139,7 @@ class PrefillWorker:
         assert order is not None
         with self._lock:
             cancelled = self._fetching[request]
-        slots, result = self._pull(order, cancelled)
+        slots, result = self._pull(message, cancelled)
         with self._lock:
             del self._fetching[request]
             gone = cancelled.is_set()
@@ -164,9 +164,11 @@ class PrefillWorker:
         self._submit(message)
 
     def _pull(
-        self, order: m.FetchOrder, cancelled: threading.Event
+        self, message: m.QueuePrefill, cancelled: threading.Event
     ) -> tuple[tuple[SlotIndex, ...], PullResult | None]:
         """The pinned slots of the fetched blocks: the unbroken first part of what was asked."""
+        order = message.fetch
+        assert order is not None
         reserved = self._store.reserve([block.key for block in order.blocks])
         if isinstance(reserved, PoolFull):
             return (), None
@@ -182,7 +184,9 @@ class PrefillWorker:
             self._store.release(slots)
             return (), None
         whole = landed_prefix(result)
-        self._store.commit(slots[:whole], [block.key for block in order.blocks[:whole]])
+        keys = [block.key for block in order.blocks[:whole]]
+        depth = message.job.keys.index(order.blocks[0].key)
+        self._store.commit(slots[:whole], keys, depth=depth)
         self._store.release(slots[whole:])
         return slots[:whole], result
 

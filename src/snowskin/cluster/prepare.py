@@ -11,8 +11,7 @@ from pathlib import Path
 import xxhash
 from rich.console import Console
 
-from snowskin.cluster.child import YIELDING_THREADS
-from snowskin.cluster.config import ServeConfig
+from snowskin.cluster.config import YIELDING_THREADS, ServeConfig
 from snowskin.cluster.parts import segment_layout
 from snowskin.cost.profile import Profile, load_profile
 from snowskin.engine.default_model import cache_dir, resolve_model

@@ -8,9 +8,9 @@ import os
 import time
 from collections.abc import Callable
 
-from snowskin.cluster.child import Child
 from snowskin.terms.errors import SnowskinError
 from snowskin.terms.ids import NodeId
+from snowskin.transfer.child import Child
 
 log = logging.getLogger("snowskin.supervisor")
 
@@ -173,6 +173,4 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _reap(child: Child) -> None:
-    if child.wait(STOP_GRACE_S) is None:
-        child.kill()
-        child.wait(STOP_GRACE_S)
+    child.stop(grace_s=STOP_GRACE_S)

@@ -62,6 +62,9 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dram_bytes: float = DRAM_BYTES
     eviction: str = "lru"
     sequence_limit: int = 256
+    """Most sequences in a decode node's batch (vLLM's default)."""
+    queue_limit: int = 1_000_000
+    """Most requests at a prefill node, waiting or running; the default lets admission decide."""
     device_tokens: int | None = None
     """Tokens of KV in a decode node's device memory; None: what the papers' node has left."""
     output_limit_tokens: int | None = None
@@ -75,7 +78,7 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("prefill_nodes", "decode_nodes", "sequence_limit"):
+        for name in ("prefill_nodes", "decode_nodes", "sequence_limit", "queue_limit"):
             value = getattr(self, name)
             if value < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {value}", parameter=name)

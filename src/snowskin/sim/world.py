@@ -194,7 +194,7 @@ class World:
                 name,
                 role,
                 self.block_count,
-                config.sequence_limit,
+                config.queue_limit if role is Role.PREFILL else config.sequence_limit,
                 config.device_token_count(),
             )
         )

@@ -8,13 +8,9 @@ first. It lives as long as its parent: the pipe between them is its standard inp
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,18 +24,17 @@ from snowskin.transfer.authentication import (
     NotAuthenticated,
     authenticate_as_server,
 )
+from snowskin.transfer.child import Child, Parent
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.peer import Peer, local_host_id
 from snowskin.transfer.serving import BadRequest, MessengerStat, Tally, serve_requests
-from snowskin.transfer.wire import receive_exactly, tune
+from snowskin.transfer.wire import tune
 
 __all__ = ["MessengerProcess", "MessengerStat", "Peer"]
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 ACCEPT_PAUSE_S = 0.05
-_LENGTH_BYTES = 4
-_MESSAGE_LIMIT_BYTES = 1 << 20
 
 
 class MessengerConfig(msgspec.Struct, frozen=True):
@@ -70,12 +65,8 @@ class _Ready(msgspec.Struct, frozen=True):
 class MessengerProcess:
     """The parent's handle. It ends with ``stop``, or by itself when this process dies."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], control: socket.socket, peer: Peer
-    ) -> None:
-        self._process = process
-        self._control = control
-        self._lock = threading.Lock()
+    def __init__(self, child: Child, peer: Peer) -> None:
+        self._child = child
         self.peer = peer
 
     @classmethod
@@ -96,25 +87,19 @@ class MessengerProcess:
         Raises:
             TransferFailed: it did not come up, e.g. ``host`` is no address of this machine.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "snowskin.transfer.messenger"],
-                stdin=theirs.fileno(),
-                pass_fds=(segment.fd,),
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            )
         config = MessengerConfig(
             host=host, cluster_key=cluster_key, segment_fd=segment.fd, layout=segment.layout
         )
-        ours.settimeout(START_TIMEOUT_S)
+        child = Child(
+            "snowskin.transfer.messenger",
+            config,
+            pass_fds=(segment.fd,),
+            environment={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
         try:
-            _send_message(ours, config)
-            ready = msgspec.msgpack.decode(_receive_message(ours), type=_Ready)
+            ready = child.hear(_Ready, timeout_s=START_TIMEOUT_S)
         except OSError as error:
-            process.kill()
-            process.wait()
-            ours.close()
+            child.stop(grace_s=0)
             raise TransferFailed(
                 f"the Messenger did not start on {host} (its own message is above): {error}"
             ) from error
@@ -126,16 +111,16 @@ class MessengerProcess:
             host_id=local_host_id(),
             layout=segment.layout,
         )
-        return cls(process, ours, peer)
+        return cls(child, peer)
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self._child.pid
 
     def alive(self) -> bool:
         """Whether it still runs."""
-        return self._process.poll() is None
+        return self._child.alive()
 
     def stat(self) -> MessengerStat:
         """What it has served so far.
@@ -144,32 +129,13 @@ class MessengerProcess:
             TransferFailed: it has died.
         """
         try:
-            with self._lock:
-                self._control.sendall(b"?")
-                return msgspec.msgpack.decode(_receive_message(self._control), type=MessengerStat)
+            return self._child.ask(MessengerStat, timeout_s=STOP_TIMEOUT_S)
         except OSError as error:
             raise TransferFailed(f"the Messenger of {self.peer.node} is gone: {error}") from error
 
     def stop(self) -> None:
         """End it, and wait until it has ended. Idempotent."""
-        self._control.close()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-def _send_message(connection: socket.socket, message: msgspec.Struct) -> None:
-    packed = msgspec.msgpack.encode(message)
-    connection.sendall(len(packed).to_bytes(_LENGTH_BYTES, "little") + packed)
-
-
-def _receive_message(connection: socket.socket) -> bytes:
-    length_bytes = int.from_bytes(receive_exactly(connection, _LENGTH_BYTES), "little")
-    if length_bytes > _MESSAGE_LIMIT_BYTES:
-        raise OSError(f"a message of {length_bytes} bytes is over the limit")
-    return receive_exactly(connection, length_bytes)
+        self._child.stop(grace_s=STOP_TIMEOUT_S)
 
 
 class _Listener:
@@ -251,35 +217,31 @@ def _listen_unix() -> tuple[socket.socket, str]:
 
 def main() -> None:
     """The Messenger's process: serve until the parent's end of standard input closes."""
-    # Ctrl-C reaches the whole process group; the parent decides when its Messenger ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=os.dup(0)) as control:
-        config = msgspec.msgpack.decode(_receive_message(control), type=MessengerConfig)
-        segment = Segment.attach(config.segment_fd, config.layout)
-        tally = Tally()
-        tcp = _listen_tcp(config.host)
-        unix, name = _listen_unix()
+    parent = Parent()
+    config = parent.hear(MessengerConfig)
+    segment = Segment.attach(config.segment_fd, config.layout)
+    tally = Tally()
+    tcp = _listen_tcp(config.host)
+    unix, name = _listen_unix()
 
-        def serve_reads(connection: socket.socket) -> None:
-            tune(connection)
-            serve_requests(
-                connection,
-                segment,
-                tally,
-                idle_timeout_s=config.idle_timeout_s,
-                send_timeout_s=config.send_timeout_s,
-            )
+    def serve_reads(connection: socket.socket) -> None:
+        tune(connection)
+        serve_requests(
+            connection,
+            segment,
+            tally,
+            idle_timeout_s=config.idle_timeout_s,
+            send_timeout_s=config.send_timeout_s,
+        )
 
-        def serve_mappings(connection: socket.socket) -> None:
-            tally.add(mappings=1)
-            _hand_over(connection, segment)
+    def serve_mappings(connection: socket.socket) -> None:
+        tally.add(mappings=1)
+        _hand_over(connection, segment)
 
-        _Listener(tcp, config, tally, serve_reads).start()
-        _Listener(unix, config, tally, serve_mappings).start()
-        _send_message(control, _Ready(port=tcp.getsockname()[1], shm_address=name))
-        with contextlib.suppress(OSError):
-            while control.recv(1):
-                _send_message(control, tally.stat())
+    _Listener(tcp, config, tally, serve_reads).start()
+    _Listener(unix, config, tally, serve_mappings).start()
+    parent.say(_Ready(port=tcp.getsockname()[1], shm_address=name))
+    parent.answer(tally.stat)
     # Threads may be in the middle of a send; there is nothing to be tidied up.
     os._exit(0)
 
