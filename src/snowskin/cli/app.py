@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import snowskin
-from snowskin.cli import explain, profile, serve, simulate, trace
+from snowskin.cli import explain, profile, reproduce, serve, simulate, trace
 from snowskin.terms.errors import SnowskinError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("profile")(profile.profile)
 app.command("explain")(explain.explain)
 app.command("simulate")(simulate.simulate)
 app.command("cache-curve")(simulate.cache_curve)
+app.command("reproduce")(reproduce.reproduce)
 app.add_typer(trace.app, name="trace")
 
 

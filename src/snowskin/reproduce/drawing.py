@@ -1,0 +1,114 @@
+"""Draws a result: the paper's points and ours in one figure, which lies beside the paper's own.
+
+One thing has one colour. The paper's values are hollow marks on a dashed line, or hatched bars;
+ours are filled.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snowskin.reproduce.report import Curve, Panel, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#8d6a4f", "#555555")
+PAPER_GREY = "#9a9a9a"
+PANELS_IN_A_ROW = 3
+
+
+def draw(result: Result, path: Path, *, title: str) -> None:
+    """Write the figure as PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    count = len(result.panels)
+    columns = min(count, PANELS_IN_A_ROW)
+    rows = math.ceil(count / columns)
+    width = 7.5 if count == 1 else 4.7 * columns
+    figure = Figure(figsize=(width, 4.1 * rows + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{result.report.item}: {title}", fontsize="large", fontweight="bold")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for index, panel in enumerate(result.panels):
+        _draw_panel(grid[index // columns][index % columns], panel)
+    for index in range(count, rows * columns):
+        grid[index // columns][index % columns].set_axis_off()
+    # Matplotlib writes its version into the file; without it one seed gives the same picture.
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    axes.set_title(panel.title, fontsize="medium")
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.grid(visible=True, axis="y", color="#e4e4e4")
+    axes.set_axisbelow(True)
+    groups = list(dict.fromkeys(curve.group or curve.label for curve in panel.curves))
+    colours = {
+        group: PAPER_GREY if group == "paper" else COLOURS[index % len(COLOURS)]
+        for index, group in enumerate(name for name in groups if name != "paper")
+    } | ({"paper": PAPER_GREY} if "paper" in groups else {})
+    if panel.bars:
+        _draw_bars(axes, panel, colours)
+    else:
+        for curve in panel.curves:
+            _draw_line(axes, curve, colours[curve.group or curve.label], dense=panel.steps)
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    if panel.line_y is not None:
+        axes.axhline(panel.line_y, color="black", linestyle=":", linewidth=1)
+    axes.legend(fontsize="small", framealpha=0.85)
+
+
+def _draw_line(axes: Axes, curve: Curve, colour: str, *, dense: bool) -> None:
+    axes.plot(
+        list(curve.x),
+        [math.nan if value is None else value for value in curve.y],
+        label=curve.label,
+        color=colour,
+        linestyle="--" if curve.is_paper else "-",
+        marker="" if dense else ("o" if curve.is_paper else "s"),
+        markerfacecolor="white" if curve.is_paper else colour,
+        markersize=6 if curve.is_paper else 4,
+        linewidth=1.4,
+        zorder=3 if curve.is_paper else 2,
+    )
+
+
+def _draw_bars(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
+    places = list(dict.fromkeys(x for curve in panel.curves for x in curve.x))
+    width = 0.8 / len(panel.curves)
+    for index, curve in enumerate(panel.curves):
+        offset = (index - (len(panel.curves) - 1) / 2) * width
+        values = [
+            (places.index(x) + offset, y) for x, y in zip(curve.x, curve.y, strict=True)
+            if y is not None
+        ]  # fmt: skip
+        colour = colours[curve.group or curve.label]
+        bars = axes.bar(
+            [at for at, _ in values],
+            [value for _, value in values],
+            width * 0.94,
+            label=curve.label,
+            facecolor="white" if curve.is_paper else colour,
+            edgecolor=colour,
+            hatch="////" if curve.is_paper else None,
+        )
+        if len(places) * len(panel.curves) <= 20:
+            labels = [_short(value) for _, value in values]
+            axes.bar_label(bars, labels, fontsize=7, padding=1)
+    axes.set_xticks(range(len(places)), [str(place) for place in places])
+    axes.margins(y=0.12)
+
+
+def _short(value: float) -> str:
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

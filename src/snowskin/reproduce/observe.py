@@ -1,0 +1,72 @@
+"""A simulated world that also notes what reports need: fetches, landings, replicas over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from snowskin.sim.calendar import Rank
+from snowskin.sim.config import WorldConfig
+from snowskin.sim.world import World, block_keys
+from snowskin.terms.events import Event, FetchFinished, KvLanded
+from snowskin.trace.records import Trace
+
+
+class ObservedWorld(World):
+    """The world as it is; what it tells its Conductor is noted on the way."""
+
+    def __init__(self, trace: Trace, config: WorldConfig) -> None:
+        self.landed_s: list[float] = []
+        """When each prompt's KV was whole at its decode node."""
+        self.fetch_s: list[float] = []
+        """How long each fetch of a prefix took."""
+        self.fetch_bytes: list[int] = []
+        super().__init__(trace, config)
+
+    def tell(self, event: Event) -> None:
+        """Note the event, then tell the Conductor."""
+        if isinstance(event, KvLanded):
+            self.landed_s.append(self.calendar.now_s)
+        elif isinstance(event, FetchFinished) and event.kv_bytes:
+            self.fetch_s.append(event.transfer_s)
+            self.fetch_bytes.append(event.kv_bytes)
+        super().tell(event)
+
+
+class ReplicaWatch:
+    """Counts the replicas of every block at regular times (FAST Fig. 11).
+
+    Args:
+        interval_s: simulated time between samples.
+    """
+
+    def __init__(self, world: World, *, interval_s: float) -> None:
+        self._world = world
+        self._interval_s = interval_s
+        ids = np.unique(world.trace.block_ids)
+        self._keys = block_keys(ids)
+        self.times_s: list[float] = []
+        self._counts: list[np.ndarray[tuple[int], np.dtype[np.uint8]]] = []
+        world.calendar.at(interval_s, Rank.CONDUCTOR, self._sample, None)
+
+    def _sample(self, _: None) -> None:
+        world = self._world
+        count = world.conductor.directory.replica_count
+        self.times_s.append(world.calendar.now_s)
+        self._counts.append(
+            np.fromiter((count(key) for key in self._keys), np.uint8, len(self._keys))
+        )
+        if not world.is_over:
+            due_s = world.calendar.now_s + self._interval_s
+            world.calendar.at(due_s, Rank.CONDUCTOR, self._sample, None)
+
+    def ranked(self, ranks: Sequence[int]) -> list[list[int]]:
+        """Replicas over time of the keys at these ranks (from 1) by their sum over all samples.
+
+        A rank beyond the last key gives the last key.
+        """
+        counts = np.array(self._counts)
+        order = np.argsort(-counts.sum(axis=0, dtype=np.int64), kind="stable")
+        picked = [order[min(rank, len(order)) - 1] for rank in ranks]
+        return [counts[:, key].tolist() for key in picked]
