@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from snowskin.api.schemas import GenerationBody
 from snowskin.terms.ids import RequestId
@@ -53,21 +56,37 @@ def new_request_id() -> RequestId:
 
 
 def sampling_of(
-    body: GenerationBody, choice: int, bias: dict[int, float], top: int | None
+    body: GenerationBody, defaults: Sampling, bias: dict[int, float], top: int | None
 ) -> Sampling:
-    """How choice number ``choice`` samples; ``top`` is its ``top_logprobs``."""
+    """How the first choice samples; ``top`` is its ``top_logprobs``.
+
+    Args:
+        defaults: the model's own; they hold for what the body leaves out.
+    """
+
+    def given(name: str) -> Any:
+        return getattr(body if name in body.model_fields_set else defaults, name)
+
+    temperature, top_k = float(given("temperature")), given("top_k")
     return Sampling(
-        temperature=0.0 if body.temperature < GREEDY_BELOW else float(body.temperature),
-        top_p=float(body.top_p),
-        top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
-        min_p=float(body.min_p),
-        seed=None if body.seed is None else _wrapped(body.seed + choice),
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=float(given("top_p")),
+        top_k=top_k if top_k is not None and top_k > 0 else None,
+        min_p=float(given("min_p")),
+        seed=body.seed,
         presence_penalty=float(body.presence_penalty),
         frequency_penalty=float(body.frequency_penalty),
-        repetition_penalty=float(body.repetition_penalty),
+        repetition_penalty=float(given("repetition_penalty")),
         logit_bias=bias,
         top_logprobs=top,
     )
+
+
+def of_choice(sampling: Sampling, choice: int) -> Sampling:
+    """The sampling of choice number ``choice``: as the first, with a seed of its own."""
+    if sampling.seed is None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=_wrapped(sampling.seed + choice))
 
 
 def _wrapped(seed: int) -> int:

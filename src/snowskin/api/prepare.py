@@ -10,7 +10,7 @@ import msgspec
 from snowskin.api.config import ApiConfig
 from snowskin.api.errors import ApiError, shown
 from snowskin.api.parsing import parse_body
-from snowskin.api.plans import Plan, Prompt, new_request_id, sampling_of
+from snowskin.api.plans import Plan, Prompt, new_request_id, of_choice, sampling_of
 from snowskin.api.schemas import (
     ChatBody,
     CompletionBody,
@@ -194,14 +194,14 @@ class Preparer:
             space = msgspec.structs.replace(space, tenant_salt=body.cache_salt)
         keys = prompt_keys(space, tokens)
         ends = () if body.ignore_eos else self._info.stop_tokens
-        bias = self._logit_bias(body)
+        sampling = sampling_of(body, self._info.sampling, self._logit_bias(body), top)
         return tuple(
             GenerationRequest(
                 request=new_request_id(),
                 tokens=tokens,
                 keys=keys,
                 output_limit_tokens=limit,
-                sampling=sampling_of(body, choice, bias, top),
+                sampling=of_choice(sampling, choice),
                 stop_tokens=tuple(dict.fromkeys((*ends, *body.stop_token_ids))),
                 min_output_tokens=body.min_tokens,
                 root=space.root(),

@@ -46,7 +46,13 @@ class GenerationBody(Body):
     stop_token_ids: list[int] = Field(
         default_factory=list, max_length=64, description="More tokens that end the generation."
     )
-    temperature: float = Field(1.0, ge=0, le=2, description="0 takes the likeliest token.")
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        le=2,
+        description="0 takes the likeliest token. Default here, as for top_p, top_k, min_p and "
+        "repetition_penalty: what the model's generation_config.json says, if it does.",
+    )
     top_p: float = Field(1.0, gt=0, le=1, description="Sample from the likeliest this much.")
     top_k: int | None = Field(
         None, ge=-1, description="Sample from so many likeliest tokens; 0 or -1: all."

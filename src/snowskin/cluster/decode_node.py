@@ -92,6 +92,11 @@ class DecodeWorker:
             words.append(m.TokensOut(tokens=tuple(tokens)))
         return words
 
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return self._engine.passes
+
     def load(self) -> Load:
         """For the heartbeat."""
         with self._lock:

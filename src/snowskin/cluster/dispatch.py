@@ -207,7 +207,7 @@ class Dispatch:
         flight.first = message.first
         flight.state = RequestState.DECODING
         flight.add_token(message.first, message.finish_reason, now_s=self._clock())
-        self._tell(PrefillFinished(request=flight.id, node=node, prefill_s=message.prefill_s))
+        self._tell(PrefillFinished(request=flight.id, node=node, prefill_s=message.work_s))
         if message.finish_reason is not None:
             self._recall(flight)
             self._finish(flight, RequestState.COMPLETED)

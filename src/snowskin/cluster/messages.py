@@ -104,6 +104,7 @@ class FirstTokenOut(msgspec.Struct, frozen=True, tag=True):
     request: RequestId
     first: SampledToken
     prefill_s: float
+    work_s: float
     finish_reason: FinishReason | None
 
 

@@ -58,6 +58,10 @@ class Worker(Protocol):
     def has_work(self) -> bool:
         """True where ``step`` would do something."""
 
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+
     def load(self) -> Load:
         """For the heartbeat."""
 
@@ -176,9 +180,10 @@ class Node:
                     self._work.wait(IDLE_WAIT_S)
                     self._work.clear()
                     continue
-                began_s = time.perf_counter()
+                began_s, passes = time.perf_counter(), worker.passes
                 words = worker.step()
-                self._step_s.append(time.perf_counter() - began_s)
+                if worker.passes > passes:  # Steps that only start or wait would mislead.
+                    self._step_s.append(time.perf_counter() - began_s)
                 if words:
                     self.say(*words)
         except BaseException as failure:  # Told to the main thread, which ends the process.

@@ -11,7 +11,7 @@ from snowskin.engine import prefill as p
 from snowskin.store.pool import PoolFull
 from snowskin.terms.errors import TransferFailed
 from snowskin.terms.events import FetchFinished, PlacedBlock
-from snowskin.terms.ids import RequestId, SlotIndex
+from snowskin.terms.ids import RequestId
 from snowskin.transfer.engine import BlockPull, PullResult
 
 FETCH_THREADS = 4
@@ -46,8 +46,6 @@ class PrefillWorker:
         self._fetchers = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
         self._lock = threading.Lock()
         self._fetching: dict[RequestId, threading.Event] = {}
-        self._fetched: dict[RequestId, tuple[SlotIndex, ...]] = {}
-        """Pins on fetched blocks, held until the engine has pins of its own."""
 
     def handle(self, message: m.ToNode) -> None:
         """A message from the front."""
@@ -78,7 +76,6 @@ class PrefillWorker:
     def _word(self, output: p.PrefillOutput) -> m.FromNode:
         match output:
             case p.Started():
-                self._let_go(output.request)
                 return m.PrefillAnnounced(
                     request=output.request,
                     reused_tokens=output.reused_tokens,
@@ -89,11 +86,16 @@ class PrefillWorker:
                     request=output.request,
                     first=output.token,
                     prefill_s=output.prefill_s,
+                    work_s=output.work_s,
                     finish_reason=output.finish_reason,
                 )
             case p.Failed():
-                self._let_go(output.request)
                 return m.JobFailed(request=output.request, reason=output.reason)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return self._engine.passes
 
     def load(self) -> Load:
         """For the heartbeat."""
@@ -123,14 +125,7 @@ class PrefillWorker:
             if cancelled is not None:
                 cancelled.set()
         self._engine.cancel(request)
-        self._let_go(request)
         self._wake_engine()
-
-    def _let_go(self, request: RequestId) -> None:
-        with self._lock:
-            slots = self._fetched.pop(request, None)
-        if slots:
-            self._store.release(slots)
 
     # --- on a fetch thread -----------------------------------------------------------------
 
@@ -139,14 +134,10 @@ class PrefillWorker:
         assert order is not None
         with self._lock:
             cancelled = self._fetching[request]
-        slots, result = self._pull(message, cancelled)
+        fetched_blocks, result = self._pull(message, cancelled)
         with self._lock:
             del self._fetching[request]
-            gone = cancelled.is_set()
-            if not gone and slots:
-                self._fetched[request] = slots
-        if gone:
-            self._store.release(slots)
+        if cancelled.is_set():
             return
         self._say(
             m.FetchDone(
@@ -154,7 +145,7 @@ class PrefillWorker:
                     request=request,
                     node=self._node,
                     source=order.peer.node,
-                    fetched_blocks=len(slots),
+                    fetched_blocks=fetched_blocks,
                     kv_bytes=result.kv_bytes if result else 0,
                     transfer_s=result.transfer_s if result else 0.0,
                 ),
@@ -165,13 +156,17 @@ class PrefillWorker:
 
     def _pull(
         self, message: m.QueuePrefill, cancelled: threading.Event
-    ) -> tuple[tuple[SlotIndex, ...], PullResult | None]:
-        """The pinned slots of the fetched blocks: the unbroken first part of what was asked."""
+    ) -> tuple[int, PullResult | None]:
+        """How many blocks were fetched: the unbroken first part of what was asked.
+
+        They are committed and not pinned: pins of a long queue could starve its own head, and
+        as the newest blocks of the pool they are the last to be evicted.
+        """
         order = message.fetch
         assert order is not None
         reserved = self._store.reserve([block.key for block in order.blocks])
         if isinstance(reserved, PoolFull):
-            return (), None
+            return 0, None
         slots = tuple(block.slot for block in reserved)
         try:
             result = self._transfer.pull(
@@ -180,15 +175,15 @@ class PrefillWorker:
                 timeout_s=FETCH_TIMEOUT_S,
                 cancelled=cancelled,
             )
+            whole = landed_prefix(result)
+            keys = [block.key for block in order.blocks[:whole]]
+            depth = message.job.keys.index(order.blocks[0].key)
+            self._store.commit(slots[:whole], keys, depth=depth)
         except TransferFailed:
+            return 0, None
+        finally:
             self._store.release(slots)
-            return (), None
-        whole = landed_prefix(result)
-        keys = [block.key for block in order.blocks[:whole]]
-        depth = message.job.keys.index(order.blocks[0].key)
-        self._store.commit(slots[:whole], keys, depth=depth)
-        self._store.release(slots[whole:])
-        return slots[:whole], result
+        return whole, result
 
 
 def pulls(remote: tuple[PlacedBlock, ...], local: tuple[PlacedBlock, ...]) -> tuple[BlockPull, ...]:

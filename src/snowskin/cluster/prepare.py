@@ -52,6 +52,7 @@ def serving_info(config: ServeConfig, model: ModelInfo) -> ServingInfo:
         max_context_tokens=min(model.max_context_tokens, pool_tokens, config.device_tokens),
         vocab_size=model.vocab_size,
         stop_tokens=model.stop_tokens,
+        sampling=model.sampling,
     )
 
 

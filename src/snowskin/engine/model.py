@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import xxhash
 
 from snowskin.engine import support
 from snowskin.engine.hardware import Dtype, choose_device, choose_dtype, torch_dtype
 from snowskin.terms.errors import InvalidInput
+from snowskin.terms.request import Sampling
 
 if TYPE_CHECKING:
     from snowskin.engine.attention import LayerWatcher, Span
@@ -45,6 +47,8 @@ class ModelInfo:
     vocab_size: int
     max_context_tokens: int
     stop_tokens: tuple[int, ...]
+    sampling: Sampling
+    """What the model's makers recommend (generation_config.json)."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -81,6 +85,7 @@ def inspect_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto")
             f"{model_dir} has no weights: expected {' or '.join(_WEIGHT_PATTERNS)}",
             parameter="model",
         )
+    generation = _read_generation_config(model_dir)
     query_heads = int(config.num_attention_heads)
     hidden = int(config.hidden_size)
     head_dim = getattr(config, "head_dim", None) or hidden // query_heads
@@ -98,7 +103,8 @@ def inspect_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto")
         hidden=hidden,
         vocab_size=int(config.vocab_size),
         max_context_tokens=support.context_limit_tokens(config),
-        stop_tokens=_stop_tokens(model_dir, config),
+        stop_tokens=_stop_tokens(generation, config),
+        sampling=_recommended_sampling(generation),
     )
 
 
@@ -251,9 +257,34 @@ def _load_config(model_dir: Path) -> Any:
         ) from error
 
 
-def _stop_tokens(model_dir: Path, config: Any) -> tuple[int, ...]:
+def _read_generation_config(model_dir: Path) -> dict[str, Any]:
     path = model_dir / "generation_config.json"
-    declared = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+    if not path.is_file():
+        return {}
+    try:
+        raw = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InvalidInput(f"{path} is not JSON: {error}", parameter="model") from error
+    return raw if isinstance(raw, dict) else {}
+
+
+def _recommended_sampling(generation: dict[str, Any]) -> Sampling:
+    """What the makers recommend, of those settings that a client may leave out."""
+    named = {
+        name: generation[name]
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if generation.get(name) is not None
+    }
+    if named.get("top_k") == 0:
+        del named["top_k"]
+    try:
+        return msgspec.convert(named, Sampling, strict=True)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"generation_config.json: {error}", parameter="model") from error
+
+
+def _stop_tokens(generation: dict[str, Any], config: Any) -> tuple[int, ...]:
+    declared = generation.get("eos_token_id")
     if declared is None:
         declared = getattr(config, "eos_token_id", None)
     if declared is None:

@@ -29,6 +29,8 @@ class FirstToken:
     token: SampledToken
     prefill_s: float
     """Since ``Started``."""
+    work_s: float
+    """What it cost the engine: passes that it shared with others count by its share of tokens."""
     finish_reason: FinishReason | None
     """Not None: this was the only token."""
 

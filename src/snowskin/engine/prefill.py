@@ -263,6 +263,7 @@ class PrefillEngine:
             token_budget=self._config.chunk_tokens,
             block_tokens=self._block_tokens,
         )
+        began_s = self._clock()
         work = [(self._active[chunk.request], chunk) for chunk in chunks]
         tokens: list[int] = []
         last_rows: list[int] = []
@@ -286,8 +287,10 @@ class PrefillEngine:
         ]
         with self._changed:
             outputs: list[PrefillOutput | None] = [self._fail(*failure) for failure in failures]
+        pass_s = self._clock() - began_s
         for job, chunk in work:
             job.done_tokens = chunk.end_token
+            job.work_s += pass_s * chunk.tokens / len(tokens)
             if not job.cancelled:
                 self._commit(job, chunk)
         with self._changed:
@@ -312,7 +315,8 @@ class PrefillEngine:
         self._device_tokens_used -= len(job.request.tokens)
         self._computed[request] = job.slots
         reason = finish_reason(job.request, token.token, 1)
-        return FirstToken(request, token, self._clock() - job.started_s, reason)
+        prefill_s = self._clock() - job.started_s
+        return FirstToken(request, token, prefill_s, job.work_s, reason)
 
     def _fail(self, job: PrefillJob, reason: str) -> Failed | None:
         """End a job that the next ``_drop_cancelled`` shall free; None if it is ended already."""

@@ -30,6 +30,8 @@ class PrefillJob:
     """Leading blocks that were committed before; they are never written."""
     done_tokens: int
     started_s: float
+    work_s: float = 0.0
+    """Of the engine's time so far, by its share of each pass."""
     gate: LoadGate | None = None
     cancelled: bool = False
     slots: list[SlotIndex] = field(init=False)

@@ -61,7 +61,11 @@ class PrefillStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrefillFinished(msgspec.Struct, frozen=True, tag=True):
-    """The first token is out (TTFT ends). ``prefill_s`` is the time since PrefillStarted."""
+    """The first token is out (TTFT ends).
+
+    ``prefill_s`` is the engine's time that it cost since PrefillStarted; of passes that several
+    prompts share, its share by tokens. So the sum over a queue is the time that the queue takes.
+    """
 
     request: RequestId
     node: NodeId

@@ -13,7 +13,7 @@ import msgspec
 from snowskin.terms.commands import Decision
 from snowskin.terms.ids import NodeId, RequestId, Role
 from snowskin.terms.keys import KeySpace
-from snowskin.terms.request import SampledToken
+from snowskin.terms.request import SampledToken, Sampling
 
 FinishReason = Literal["stop", "length"]
 """Why a generation ended well: a stop token, or its output limit."""
@@ -33,6 +33,8 @@ class ServingInfo(msgspec.Struct, frozen=True):
     vocab_size: int
     stop_tokens: tuple[int, ...]
     """The model's own end-of-text tokens."""
+    sampling: Sampling = Sampling()
+    """What the model's makers recommend; it holds for what a request leaves out."""
 
 
 class TokensArrived(msgspec.Struct, frozen=True):
