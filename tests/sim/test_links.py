@@ -64,6 +64,16 @@ def test_flows_that_meet_at_no_port_do_not_slow_each_other() -> None:
     assert bench.done == {"one": pytest.approx(1.0), "other": pytest.approx(1.0)}
 
 
+def test_latency_delays_a_flow_once_however_often_its_rate_changes() -> None:
+    bench = Bench(latency_s=0.5)
+    bench.send("long", A, B, 200.0)
+    bench.calendar.at(1.0, Rank.COMPUTE, lambda _: bench.send("short", A, C, 50.0), None)
+    bench.calendar.run()
+    # Sent: 100 bytes alone, 50 beside the short one, 50 alone again, by 2.5 s.
+    assert bench.done["short"] == pytest.approx(2.5)
+    assert bench.done["long"] == pytest.approx(3.0)
+
+
 def test_a_capped_flow_leaves_the_rest_to_others_until_it_is_uncapped() -> None:
     bench = Bench()
     capped = bench.send("capped", A, B, 60.0, cap=20.0)

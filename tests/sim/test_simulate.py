@@ -20,7 +20,7 @@ def test_an_unloaded_request_takes_its_prefill_and_its_steps() -> None:
     tokens = 40 * BLOCK_TOKENS + 100
     prefill_s = A800.prefill.seconds(tokens)
     assert record.ttft_s == pytest.approx(prefill_s)
-    last_layer_s = A800.kv_bytes(tokens) / 80 / A800.transfer.bytes_per_s
+    last_layer_s = A800.transfer.seconds(A800.kv_bytes(tokens) / 80)
     waits_s = last_layer_s + A800.load.seconds(A800.kv_bytes(tokens))
     steps_s = sum(A800.decode.step_s(1, tokens + 1 + step) for step in range(10))
     assert record.finished_s == pytest.approx(prefill_s + waits_s + steps_s)

@@ -16,9 +16,6 @@ from typing import Any
 from snowskin.sim.calendar import Calendar, Rank
 from snowskin.terms.ids import NodeId
 
-LEFT_BYTES = 0.5
-"""A flow with less than this left is done: rounding of times, not data."""
-
 
 class Flow:
     """Bytes on their way from one node to another."""
@@ -27,12 +24,12 @@ class Flow:
         "about",
         "cap_bytes_per_s",
         "destination",
-        "done",
         "left_bytes",
         "on_done",
+        "over",
         "rate_bytes_per_s",
+        "sent",
         "source",
-        "started_s",
         "total_bytes",
         "turn",
         "updated_s",
@@ -54,9 +51,11 @@ class Flow:
         self.about = about
         self.cap_bytes_per_s = math.inf
         self.rate_bytes_per_s = 0.0
-        self.started_s = 0.0
         self.updated_s = 0.0
-        self.done = False
+        self.sent = False
+        """Whether its last byte has left."""
+        self.over = False
+        """Whether that byte has arrived, or the flow was cancelled."""
         self.turn = 0
         """Counts changes of rate, so that the calendar's older entries are known as stale."""
 
@@ -132,7 +131,7 @@ class Network:
         """
         flow = Flow(self._out[source], self._in[destination], total_bytes, on_done, about)
         flow.cap_bytes_per_s = cap_bytes_per_s
-        flow.started_s = flow.updated_s = self._calendar.now_s
+        flow.updated_s = self._calendar.now_s
         flow.source.flows[flow] = None
         flow.destination.flows[flow] = None
         self.flow_count += 1
@@ -142,20 +141,22 @@ class Network:
 
     def uncap(self, flow: Flow) -> None:
         """All bytes of the flow exist now: it asks for all that it can get."""
-        if not flow.done and flow.cap_bytes_per_s != math.inf:
+        if not flow.sent and flow.cap_bytes_per_s != math.inf:
             self._settle(flow)
             flow.cap_bytes_per_s = math.inf
             self._rebalance_around(flow)
 
     def cancel(self, flow: Flow) -> None:
         """Stop a flow; its ``on_done`` is never called."""
-        if not flow.done:
+        if not flow.sent:
             self._settle(flow)
-            self._remove(flow)
+            self._leave_ports(flow)
+        if not flow.over:
+            flow.over = True
+            self.active_count -= 1
 
-    def _remove(self, flow: Flow) -> None:
-        flow.done = True
-        self.active_count -= 1
+    def _leave_ports(self, flow: Flow) -> None:
+        flow.sent = True
         self.moved_bytes += flow.total_bytes - flow.left_bytes
         del flow.source.flows[flow]
         del flow.destination.flows[flow]
@@ -163,18 +164,22 @@ class Network:
 
     def _rebalance_around(self, flow: Flow) -> None:
         source, destination = flow.source.flows, flow.destination.flows
-        if source or destination:
-            self._rebalance({**source, **destination})
+        if not source:
+            flows = destination
+        elif not destination or (len(source) == len(destination) == 1 and flow in source):
+            flows = source
+        else:
+            flows = {**source, **destination}
+        self._rebalance(flows)
 
     def _rebalance(self, flows: dict[Flow, None]) -> None:
-        levels: dict[Port, float] = {}
+        """Give flows their rates, after a change at a port of each."""
         for flow in flows:
-            rate = flow.cap_bytes_per_s
-            for port in (flow.source, flow.destination):
-                level = levels.get(port)
-                if level is None:
-                    level = levels[port] = port.level_bytes_per_s()
-                rate = min(rate, level)
+            rate = min(
+                flow.cap_bytes_per_s,
+                flow.source.level_bytes_per_s(),
+                flow.destination.level_bytes_per_s(),
+            )
             if rate != flow.rate_bytes_per_s:
                 self._settle(flow)
                 flow.rate_bytes_per_s = rate
@@ -183,22 +188,28 @@ class Network:
 
     def _settle(self, flow: Flow) -> None:
         now_s = self._calendar.now_s
-        moved = flow.rate_bytes_per_s * (now_s - flow.updated_s)
-        flow.left_bytes = max(0.0, flow.left_bytes - moved)
+        sent = flow.rate_bytes_per_s * (now_s - flow.updated_s)
+        flow.left_bytes = max(0.0, flow.left_bytes - sent)
         flow.updated_s = now_s
 
     def _expect(self, flow: Flow) -> None:
         if flow.rate_bytes_per_s <= 0:
             return
-        # Bytes are under way for the latency: the last of them arrives that much later.
-        due_s = max(flow.updated_s, flow.started_s + self._latency_s)
-        due_s += flow.left_bytes / flow.rate_bytes_per_s
-        self._calendar.at(due_s, Rank.TRANSFER, self._arrive, (flow, flow.turn))
+        due_s = flow.updated_s + flow.left_bytes / flow.rate_bytes_per_s
+        self._calendar.at(due_s, Rank.TRANSFER, self._send_last, (flow, flow.turn))
 
-    def _arrive(self, entry: tuple[Flow, int]) -> None:
+    def _send_last(self, entry: tuple[Flow, int]) -> None:
+        """The last byte has left; it arrives after the latency, when the ports serve others."""
         flow, turn = entry
-        if flow.done or turn != flow.turn:
+        if flow.sent or turn != flow.turn:
             return
         flow.left_bytes = 0.0
-        self._remove(flow)
-        flow.on_done(flow.about)
+        self._leave_ports(flow)
+        arrives_s = self._calendar.now_s + self._latency_s
+        self._calendar.at(arrives_s, Rank.TRANSFER, self._arrive, flow)
+
+    def _arrive(self, flow: Flow) -> None:
+        if not flow.over:
+            flow.over = True
+            self.active_count -= 1
+            flow.on_done(flow.about)
