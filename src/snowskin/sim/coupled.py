@@ -164,8 +164,7 @@ class CoupledWorld:
         if index + 1 < len(self._arrival_s):
             self.calendar.at(self._arrival_s[index + 1], Rank.ARRIVAL, self._arrive, index + 1)
         if prompt_tokens >= self._token_limit:
-            job.ending = Ending.FAILED
-            job.finished_s = self.calendar.now_s
+            job.leave(Ending.FAILED, self.calendar.now_s)
             return
         instance = min(self.instances, key=lambda each: each.outstanding_tokens)
         instance.outstanding_tokens += prompt_tokens
@@ -195,6 +194,7 @@ class CoupledWorld:
         instance.due_s = None
         finished, _ = instance.batch.advance(self.calendar.now_s)
         for sequence in finished:
+            sequence.job.decoded(instance.batch, sequence)
             self._complete(instance, sequence.job)
         if instance.waiting and self._has_room(instance, instance.waiting[0]):
             job = instance.waiting.popleft()
@@ -268,6 +268,7 @@ class CoupledWorld:
         job, done = instance.working
         finished, _ = instance.batch.advance(self.calendar.now_s)
         for sequence in finished:
+            sequence.job.decoded(instance.batch, sequence)
             self._complete(instance, sequence.job)
         if done < job.prompt_tokens:
             self._next_chunk(instance)
@@ -284,20 +285,18 @@ class CoupledWorld:
         if job.output_tokens <= 1:
             self._complete(instance, job)
         else:
-            job.batch = instance.batch
-            job.sequence = Sequence(
+            sequence = Sequence(
                 job,
                 prompt_tokens=job.prompt_tokens,
                 step_count=job.output_tokens - 1,
                 reserved_tokens=self._reserved(job),
             )
-            instance.batch.add(job.sequence)
+            instance.batch.add(sequence)
             instance.batch.advance(self.calendar.now_s)
         self._expect(instance)
 
     def _complete(self, instance: Instance, job: Job) -> None:
-        job.ending = Ending.COMPLETED
-        job.finished_s = self.calendar.now_s
+        job.leave(Ending.COMPLETED, self.calendar.now_s)
         if instance.cache is not None:
             instance.cache.release(instance.slots.pop(job.request))
 

@@ -19,7 +19,6 @@ class Job:
 
     __slots__ = (
         "arrived_s",
-        "batch",
         "ending",
         "finished_s",
         "first_token_s",
@@ -29,7 +28,7 @@ class Job:
         "prompt_tokens",
         "request",
         "reused_tokens",
-        "sequence",
+        "stay",
     )
 
     def __init__(
@@ -51,8 +50,36 @@ class Job:
         self.first_token_s: float | None = None
         self.finished_s: float | None = None
         self.ending: Ending | None = None
-        self.batch: DecodeBatch[Any] | None = None
-        self.sequence: Sequence[Any] | None = None
+        self.stay: Stay | None = None
+
+    def leave(self, ending: Ending, now_s: float) -> None:
+        """The request is over. What only its way needed is let go of: many are kept for reports."""
+        assert self.ending is None, f"{self.request} has left already"
+        self.ending = ending
+        self.finished_s = now_s
+        self.keys = ()
+        self.placement = None
+
+    def decoded(self, batch: DecodeBatch[Any], sequence: Sequence[Any]) -> None:
+        """Its sequence has finished in this batch."""
+        assert self.first_token_s is not None
+        waited_s = sequence.joined_s - self.first_token_s - sequence.stalled_s
+        self.stay = Stay(batch, sequence.first_step, sequence.end_step, waited_s)
+
+
+class Stay:
+    """A finished request's steps in a batch, from which its intervals can be told."""
+
+    __slots__ = ("batch", "end_step", "first_step", "waited_s")
+
+    def __init__(
+        self, batch: DecodeBatch[Any], first_step: int, end_step: int, waited_s: float
+    ) -> None:
+        self.batch = batch
+        self.first_step = first_step
+        self.end_step = end_step
+        self.waited_s = waited_s
+        """From the first token to the first step, as far as that step does not count it."""
 
 
 class Placement:

@@ -93,13 +93,12 @@ class Journey:
 
     def end(self, job: Job, ending: Ending) -> None:
         """The request leaves and lets go of everything; completion and failure are told."""
-        assert job.ending is None, f"{job.request} has left already"
-        job.ending = ending
-        job.finished_s = self._calendar.now_s
+        placement = job.placement
+        job.leave(ending, self._calendar.now_s)
         del self.flights[job.request]
         self.endings[ending] += 1
-        if job.placement is not None:
-            self.drop(job.placement)
+        if placement is not None:
+            self.drop(placement)
         if ending is Ending.COMPLETED:
             event = RequestFinished(job.request, Outcome.COMPLETED, job.output_tokens)
             self._tell(event)
@@ -319,14 +318,13 @@ class Journey:
         reserved = min(
             job.prompt_tokens + self._rules.output_limit_tokens, self._rules.device_tokens
         )
-        job.batch = node.batch
-        job.sequence = Sequence(
+        sequence = Sequence(
             placement,
             prompt_tokens=job.prompt_tokens,
             step_count=job.output_tokens - 1,
             reserved_tokens=reserved,
         )
-        node.batch.add(job.sequence)
+        node.batch.add(sequence)
         self._expect(node)
 
     def _expect(self, node: DecodeNode) -> None:
@@ -345,7 +343,9 @@ class Journey:
         node.due_s = None
         finished, joined = node.batch.advance(self._calendar.now_s)
         for sequence in finished:
-            self.end(sequence.job.job, Ending.COMPLETED)
+            job = sequence.job.job
+            job.decoded(node.batch, sequence)
+            self.end(job, Ending.COMPLETED)
         for sequence in joined:
             placement = sequence.job
             node.memory.release(_taken(placement.decode_slots))

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from snowskin.measure.latency import tail_count
-from snowskin.measure.records import Costs, RequestRecord, Slo, summarise
+from snowskin.measure.records import Costs, Ending, RequestRecord, Slo, summarise
 from snowskin.sim.decode import DecodeBatch
-from snowskin.sim.job import Job
+from snowskin.sim.job import Job, Stay
 from snowskin.sim.nodes import DecodeNode, PrefillNode
 from snowskin.sim.world import World
 from snowskin.trace.records import Floats, Trace
@@ -40,7 +40,6 @@ def request_records(jobs: list[Job]) -> list[RequestRecord]:
         assert job.ending is not None
         assert job.finished_s is not None
         first_s = job.first_token_s
-        finished = job.sequence is not None and first_s is not None and _is_done(job)
         records.append(
             RequestRecord(
                 job.request,
@@ -48,30 +47,22 @@ def request_records(jobs: list[Job]) -> list[RequestRecord]:
                 job.arrived_s,
                 job.finished_s,
                 job.prompt_tokens,
-                job.output_tokens if job.ending == "completed" else 0,
+                job.output_tokens if job.ending is Ending.COMPLETED else 0,
                 job.reused_tokens if first_s is not None else 0,
                 first_s - job.arrived_s if first_s is not None else None,
-                _tbt_s(job, steps) if finished else None,
+                _tbt_s(job.stay, steps) if job.stay is not None else None,
             )
         )
     return records
 
 
-def _is_done(job: Job) -> bool:
-    return job.ending == "completed"
-
-
-def _tbt_s(job: Job, steps: dict[int, Floats]) -> float:
+def _tbt_s(stay: Stay, steps: dict[int, Floats]) -> float:
     """Mean of the longest 10 % of intervals, as ``measure`` defines it, from the batch's steps."""
-    sequence, batch = job.sequence, job.batch
-    assert sequence is not None
-    assert batch is not None
-    assert job.first_token_s is not None
-    durations = steps.get(id(batch))
+    durations = steps.get(id(stay.batch))
     if durations is None:
-        durations = steps[id(batch)] = batch.step_durations()
-    own = durations[sequence.first_step : sequence.end_step]
-    joining_s = sequence.joined_s - job.first_token_s + float(own[0]) - sequence.stalled_s
+        durations = steps[id(stay.batch)] = stay.batch.step_durations()
+    own = durations[stay.first_step : stay.end_step]
+    joining_s = stay.waited_s + float(own[0])
     count = tail_count(len(own))
     if len(own) == 1:
         return joining_s
