@@ -111,7 +111,7 @@ POLICY_HITS = {
 
 # The released conversation trace, counted once from the file with the definition of
 # ``snowskin cache-curve``: reference values for our own code, not a claim of the papers.
-RELEASED_HITS = {
+RELEASED_HITS: dict[str, dict[int | None, float]] = {
     "lru": {
         1_000: 0.0445, 5_859: 0.1355, 10_000: 0.2112, 30_000: 0.3257, 50_000: 0.3546,
         100_000: 0.3637, None: 0.3664,

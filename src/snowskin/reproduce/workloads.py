@@ -41,6 +41,10 @@ class Workload(msgspec.Struct, frozen=True):
         work_s = sum(cost.seconds(tokens) for tokens in self.trace.prompt_tokens.tolist())
         return work_s / (p.PREFILL_NODES * self.trace_s())
 
+    def rate_per_s(self) -> float:
+        """Requests a second as the trace stands."""
+        return (len(self.trace) - 1) / self.trace_s()
+
     def trace_s(self) -> float:
         """From the first to the last arrival; at least a nanosecond."""
         return max(float(self.trace.arrival_s[-1]), 1e-9)
@@ -50,6 +54,11 @@ class Workload(msgspec.Struct, frozen=True):
 def profile() -> Profile:
     """The one cost profile."""
     return load_profile(p.HARDWARE)
+
+
+def is_released(name: str) -> bool:
+    """Whether the paper's own trace of this workload is at hand."""
+    return name == "conversation" and released_trace(RELEASED_FILE) is not None
 
 
 @lru_cache(maxsize=4)
