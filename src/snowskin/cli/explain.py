@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from snowskin.terms.commands import DecodeCandidate, PrefillCandidate
@@ -76,16 +76,17 @@ def _show(told: Explanation, console: Console) -> None:
 
 
 def _prefill_table(told: Explanation) -> Table:
-    table = Table(title="prefill candidates (predicted)", title_justify="left")
-    for column in ("node", "held", "reused", "fetch from", "transfer", "queue", "prefill", "TTFT"):
-        table.add_column(column, justify="left" if column in ("node", "fetch from") else "right")
+    table = Table(title="prefill candidates (prefixes in tokens, predicted)", title_justify="left")
+    for column in ("node", "holds", "reuses", "from", "fetch", "queue", "prefill", "TTFT"):
+        justify: JustifyMethod = "left" if column in ("node", "from") else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
 
     def add(candidate: PrefillCandidate) -> None:
         chosen = candidate.node == told.prefill
         table.add_row(
             candidate.node,
-            f"{candidate.local_blocks * told.block_tokens} tokens",
-            f"{candidate.reused_blocks * told.block_tokens} tokens",
+            str(candidate.local_blocks * told.block_tokens),
+            str(candidate.reused_blocks * told.block_tokens),
             candidate.fetch_from or "–",
             *map(
                 _seconds,
@@ -101,7 +102,7 @@ def _prefill_table(told: Explanation) -> Table:
 
 def _decode_table(told: Explanation) -> Table:
     table = Table(title="decode candidates (predicted, with this request)", title_justify="left")
-    table.add_column("node")
+    table.add_column("node", no_wrap=True)
     for column in ("sequences", "context", "TBT"):
         table.add_column(column, justify="right")
 

@@ -28,16 +28,17 @@ def serve(
     admission: Annotated[
         str,
         typer.Option(
-            help="Who is turned away under load: none, baseline, early or predicted.",
+            help="Who gets 429 where the SLOs cannot be kept: none, baseline, early or predicted. "
+            "Full queues answer 429 whatever this says.",
             rich_help_panel=_PLACEMENT,
         ),
-    ] = "early",
+    ] = "none",
     ttft_slo: Annotated[
         float, typer.Option(help="Seconds to the first token.", rich_help_panel=_PLACEMENT)
     ] = 30.0,
     tbt_slo: Annotated[
         float, typer.Option(help="Seconds between tokens.", rich_help_panel=_PLACEMENT)
-    ] = 1.0,
+    ] = 0.3,
     max_in_flight: Annotated[
         int, typer.Option(help="Requests at once; more get 429.", rich_help_panel=_PLACEMENT)
     ] = 512,
