@@ -38,14 +38,30 @@ def test_the_released_trace_has_the_measured_hit_ratios(policy: str) -> None:
 @given(
     prompts=st.lists(st.lists(st.integers(0, 20), max_size=6, unique=True), min_size=1, max_size=20)
 )
-def test_lru_never_does_worse_with_more_room(prompts: list[list[int]]) -> None:
+def test_lru_gains_by_room_and_no_policy_beats_the_bound(prompts: list[list[int]]) -> None:
     trace = trace_of(
         "t",
         [TraceRequest(float(at), 10, 1, tuple(ids)) for at, ids in enumerate(prompts)],
         block_tokens=1,
     )
-    ratios = [p.hit_ratio for p in cache_curve(trace, ["lru"], [1, 2, 4, 8, 16, 32, None])]
+    sizes = [1, 2, 4, 8, 16, 32, None]
+    ratios = [p.hit_ratio for p in cache_curve(trace, ["lru"], sizes)]
     assert ratios == sorted(ratios)
+    for policy in ("lru", "lfu", "length-aware"):
+        points = cache_curve(trace, [policy, "belady"], sizes)
+        for online, bound in zip(points[: len(sizes)], points[len(sizes) :], strict=True):
+            assert online.hit_ratio <= bound.hit_ratio + 1e-12
+
+
+def test_the_bound_keeps_what_is_needed_soonest() -> None:
+    trace = trace_of(
+        "t",
+        [TraceRequest(float(at), 10, 1, (block,)) for at, block in enumerate([1, 2, 3, 1, 2, 3])],
+        block_tokens=10,
+    )
+    (lru, bound) = cache_curve(trace, ["lru", "belady"], [2])
+    assert lru.hit_ratio == 0.0
+    assert bound.hit_ratio == pytest.approx(2 / 6)
 
 
 def test_a_trace_without_sharing_has_no_curve() -> None:

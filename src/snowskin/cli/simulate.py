@@ -123,7 +123,9 @@ def simulate(
 
 def cache_curve(
     trace: Annotated[Path, typer.Option(help="A trace that tells what is shared.")],
-    policy: Annotated[str, typer.Option(help="Any of lru,lfu,length-aware.")] = "lru",
+    policy: Annotated[
+        str, typer.Option(help="Any of lru,lfu,length-aware, and the bound belady.")
+    ] = "lru",
     blocks: Annotated[str, typer.Option(help="Cache sizes, e.g. 1000,10000,inf.")] = (
         "1000,3000,10000,30000,50000,100000,inf"
     ),

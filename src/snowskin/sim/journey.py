@@ -114,6 +114,7 @@ class Journey:
         for flow in (placement.fetch_flow, placement.kv_flow):
             if flow is not None:
                 self._network.cancel(flow)
+        placement.fetch_flow = placement.kv_flow = None
         if prefill.up:
             if placement in prefill.queue:
                 prefill.queue.remove(placement)
