@@ -88,11 +88,10 @@ class SegmentFile:
         """Of its present use."""
         return 0 if self.header is None else self.header.epoch
 
-    @property
-    def nonce(self) -> int:
-        """Of its present use."""
+    def seed(self, page: int) -> int:
+        """Of the checksum of a record's header at a page, in its present use."""
         assert self.header is not None, f"{self.path} has no header"
-        return self.header.nonce
+        return self.header.seed(page)
 
     def reset(self, epoch: int, segment_bytes: int) -> None:
         """Begin a new use: all records that it holds are void."""
@@ -114,7 +113,7 @@ class SegmentFile:
     def write_header(self, header: RecordHeader, page: int, scratch: Bytes) -> None:
         """Write a record's first page alone."""
         buffer = scratch[:PAGE_BYTES]
-        put_header(buffer, header, self.nonce)
+        put_header(buffer, header, self.seed(page))
         self.write(buffer, page)
 
     def read_page(self, page: int, scratch: Bytes) -> bytes:
@@ -169,9 +168,9 @@ class SegmentFile:
             self.fd = -1
 
 
-def put_header(buffer: Bytes, header: RecordHeader, nonce: int) -> None:
+def put_header(buffer: Bytes, header: RecordHeader, seed: int) -> None:
     """Write a record's header and key, and zeros, into the first page of ``buffer``."""
-    packed = pack_record(header, nonce)
+    packed = pack_record(header, seed)
     buffer[: len(packed)] = np.frombuffer(packed, dtype=np.uint8)
     buffer[len(packed) : PAGE_BYTES] = 0
 

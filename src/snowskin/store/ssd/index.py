@@ -10,10 +10,10 @@ or *free*. Two rules, one for values and one for files:
 This always progresses: by the first rule some sealed file has no more than ``LIVE_RATIO`` of its
 pages live, so to empty it leaves room in the open one; and if a large value needs more than that,
 the policy evicts until it fits, at the worst everything. It copies little: values that die in the
-order in which they came leave whole dead files, which cost no copy at all; if deaths are spread
-at random, at most ``1 / (1 - LIVE_RATIO)`` pages are written for each page that came, about half
-of that on average. To drop the live rest of a file instead would copy nothing, but evict values
-that the policy wants kept.
+order in which they came leave whole dead files, which cost no copy at all (with six files or
+more); if deaths are spread at random, at most ``1 / (1 - LIVE_RATIO)`` pages are written for each
+page that came, about half of that on average. To drop the live rest of a file instead would copy
+nothing, but evict values that the policy wants kept.
 """
 
 from __future__ import annotations

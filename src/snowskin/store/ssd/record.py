@@ -5,9 +5,9 @@ one bad page does not cost the file. Records follow, each of them a page with it
 then its value, filled up to whole pages: a page-aligned value moves between disk and a page-aligned
 buffer without a copy, and a record lost to a bad header ends at the next page with a good one.
 
-Every header carries an xxh3-64 checksum of itself and its key, seeded with the file's nonce, which
-is drawn anew whenever the file is reused: neither a record of an earlier use nor a value that looks
-like a record can pass for one.
+Every record's header carries an xxh3-64 checksum of itself and its key, seeded with its place and
+with the file's nonce, which is drawn anew whenever the file is reused: neither a record of an
+earlier use nor a value that is the image of a record can pass for one.
 """
 
 from __future__ import annotations
@@ -74,13 +74,17 @@ class SegmentHeader:
     nonce: int
     segment_bytes: int
 
+    def seed(self, page: int) -> int:
+        """Of the checksum of a record's header at a page."""
+        return (self.nonce + page) % 2**64
+
 
 def record_pages(value_bytes: int) -> int:
     """Pages of a record with a value of this size."""
     return 1 + -(-value_bytes // PAGE_BYTES)
 
 
-def pack_record(header: RecordHeader, nonce: int) -> bytes:
+def pack_record(header: RecordHeader, seed: int) -> bytes:
     """The bytes of a record's header and key, less than a page."""
     head = _RECORD.pack(
         RECORD_MAGIC,
@@ -91,19 +95,19 @@ def pack_record(header: RecordHeader, nonce: int) -> bytes:
         header.depth,
         0,
     )[:-8]
-    return head + _checksum(head + header.key, nonce) + header.key
+    return head + _checksum(head + header.key, seed) + header.key
 
 
-def parse_record(page: bytes, nonce: int) -> RecordHeader | None:
-    """The header at the start of a page; None if there is none of this use of the file."""
-    if not page.startswith(RECORD_MAGIC):
+def parse_record(page: bytes, seed: int) -> RecordHeader | None:
+    """The header at the start of a page; None if there is none of this place and use."""
+    if len(page) < _RECORD.size or not page.startswith(RECORD_MAGIC):
         return None
     _, kind, key_bytes, value_bytes, value_checksum, depth, _ = _RECORD.unpack_from(page)
     if key_bytes > KEY_LIMIT_BYTES:
         return None
     key = page[_RECORD.size : _RECORD.size + key_bytes]
     head = page[: _RECORD.size - 8]
-    if page[_RECORD.size - 8 : _RECORD.size] != _checksum(head + key, nonce):
+    if page[_RECORD.size - 8 : _RECORD.size] != _checksum(head + key, seed):
         return None
     return RecordHeader(RecordKind(kind), key, value_bytes, value_checksum, depth)
 

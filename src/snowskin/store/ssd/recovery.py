@@ -133,7 +133,7 @@ def _scan(segment: int, state: TierState) -> _Scanned:
     damaged_count = 0
     has_end = False
     while page < page_count:
-        header = parse_record(file.read_page(page, scratch), file.nonce)
+        header = parse_record(file.read_page(page, scratch), file.seed(page))
         if header is None:
             following = _next_record(file, page + 1, page_count, scratch)
             if following is None:
@@ -164,8 +164,9 @@ def _next_record(file: SegmentFile, page: int, page_count: int, scratch: Bytes) 
             return None
         pages = piece.reshape(-1, PAGE_BYTES)
         for at in np.flatnonzero((pages[:, : len(magic)] == magic).all(axis=1)):
-            if parse_record(pages[at].tobytes(), file.nonce) is not None:
-                return start + int(at)
+            found = start + int(at)
+            if parse_record(pages[at].tobytes(), file.seed(found)) is not None:
+                return found
     return None
 
 

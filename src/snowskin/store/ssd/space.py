@@ -115,7 +115,7 @@ class SpaceMaker:
             if not self._read(source, piece, entry, done_pages):
                 return
             if done_pages == 0:
-                put_header(piece, entry.header(RecordKind.VALUE), file.nonce)
+                put_header(piece, entry.header(RecordKind.VALUE), file.seed(page))
             file.write(piece, page + done_pages)
             done_pages += count
         moved = Entry(

@@ -104,7 +104,7 @@ class LogWriter:
                 depth=pending.depth,
             )
             kind = RecordKind.DEAD if is_dead else RecordKind.VALUE
-            put_header(pending.record, entry.header(kind), file.nonce)
+            put_header(pending.record, entry.header(kind), file.seed(page))
             entries.append(entry)
             page += entry.page_count
         file.write(state.queue.records(run), first_page)
