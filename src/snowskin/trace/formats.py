@@ -195,6 +195,11 @@ def _read_azure(path: Path) -> Trace:
     return builder.build()
 
 
+def header_line(*, block_tokens: int, name: str) -> bytes:
+    """The first line of a file of our own format."""
+    return msgspec.json.encode(_Header(FORMAT_NAME, 1, block_tokens, name)) + b"\n"
+
+
 def write_trace(
     path: Path, requests: Iterable[TraceRequest], *, block_tokens: int, name: str
 ) -> int:
@@ -205,7 +210,7 @@ def write_trace(
     encoder = msgspec.json.Encoder()
     count = 0
     with path.open("wb") as file:
-        file.write(encoder.encode(_Header(FORMAT_NAME, 1, block_tokens, name)) + b"\n")
+        file.write(header_line(block_tokens=block_tokens, name=name))
         for request in requests:
             full = request.prompt_tokens // block_tokens
             line = msgspec.structs.replace(request, blocks=request.blocks[:full])
