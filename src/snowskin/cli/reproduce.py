@@ -38,7 +38,8 @@ def reproduce(
 ) -> None:
     """Reproduce the papers' tables and figures with the scheduler that serves.
 
-    Each prints paper | ours | error, and writes a JSON report and a picture.
+    Each prints paper | ours | error, and writes a JSON report and a picture; summary.md holds
+    them all.
     """
     from rich.console import Console
 
@@ -65,15 +66,19 @@ def _run(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from snowskin.reproduce.running import run_items
+    from snowskin.reproduce.summary import summary_page
     from snowskin.reproduce.workloads import Scale
 
+    reports: list[Report] = []
     began_s = time.perf_counter()
     columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("items", total=len(wanted))
         for item, report in run_items(wanted, folder=out, scale=Scale(requests), jobs=jobs):
             _show(item, report, console)
+            reports.append(report)
             progress.advance(task)
+    (out / "summary.md").write_text(summary_page(reports), encoding="utf-8")
     took_s = time.perf_counter() - began_s
     console.print(f"{len(wanted)} items in {took_s:.1f} s, written to {out}/", highlight=False)
 
@@ -81,28 +86,20 @@ def _run(
 def _show(item: Item, report: Report, console: Console) -> None:
     from rich.table import Table
 
+    from snowskin.reproduce.summary import figure
+
     table = Table(title=f"{item.name}: {item.title}", title_justify="left", title_style="bold")
     table.add_column("")
     for head in ("paper", "ours", "error"):
         table.add_column(head, justify="right")
     for each in report.rows:
-        table.add_row(
-            each.name, _figure(each.paper), _figure(each.ours), _error(each.relative_error)
-        )
+        table.add_row(each.name, figure(each.paper), figure(each.ours), _error(each.relative_error))
     console.print(table)
     console.print(f"Workload: {report.workload}.", highlight=False)
     console.print(f"Definition: {report.definition}.", highlight=False)
     for text in report.assumptions:
         console.print(f"Assumption: {text}.", style="dim", highlight=False)
     console.print()
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, int) or abs(value) >= 1_000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
 
 
 def _error(error: float | None) -> str:

@@ -54,8 +54,16 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     if panel.bars:
         _draw_bars(axes, panel, colours)
     else:
+        places = _places(panel)
         for curve in panel.curves:
-            _draw_line(axes, curve, colours[curve.group or curve.label], dense=panel.steps)
+            x = (
+                [float(places.index(str(at))) for at in curve.x]
+                if places
+                else [float(at) for at in curve.x]
+            )
+            _draw_line(axes, curve, x, colours[curve.group or curve.label], dense=panel.steps)
+        if places:
+            axes.set_xticks(range(len(places)), places)
     if panel.log_x:
         axes.set_xscale("log")
     if panel.log_y:
@@ -67,9 +75,15 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.legend(fontsize="small", framealpha=0.85)
 
 
-def _draw_line(axes: Axes, curve: Curve, colour: str, *, dense: bool) -> None:
+def _places(panel: Panel) -> list[str]:
+    """What stands along a named axis, in order; empty if the axis is one of numbers."""
+    found = dict.fromkeys(x for curve in panel.curves for x in curve.x)
+    return [x for x in found if isinstance(x, str)]
+
+
+def _draw_line(axes: Axes, curve: Curve, x: list[float], colour: str, *, dense: bool) -> None:
     axes.plot(
-        list(curve.x),
+        x,
         [math.nan if value is None else value for value in curve.y],
         label=curve.label,
         color=colour,
@@ -83,12 +97,12 @@ def _draw_line(axes: Axes, curve: Curve, colour: str, *, dense: bool) -> None:
 
 
 def _draw_bars(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
-    places = list(dict.fromkeys(x for curve in panel.curves for x in curve.x))
+    places = _places(panel)
     width = 0.8 / len(panel.curves)
     for index, curve in enumerate(panel.curves):
         offset = (index - (len(panel.curves) - 1) / 2) * width
         values = [
-            (places.index(x) + offset, y) for x, y in zip(curve.x, curve.y, strict=True)
+            (places.index(str(x)) + offset, y) for x, y in zip(curve.x, curve.y, strict=True)
             if y is not None
         ]  # fmt: skip
         colour = colours[curve.group or curve.label]
@@ -104,7 +118,7 @@ def _draw_bars(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
         if len(places) * len(panel.curves) <= 20:
             labels = [_short(value) for _, value in values]
             axes.bar_label(bars, labels, fontsize=7, padding=1)
-    axes.set_xticks(range(len(places)), [str(place) for place in places])
+    axes.set_xticks(range(len(places)), places)
     axes.margins(y=0.12)
 
 

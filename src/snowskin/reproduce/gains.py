@@ -73,7 +73,7 @@ def _rates(ladders: Ladders, index: int, rate_per_s: float) -> dict[str, float |
 
 def fast_gain(item: str, name: str, scale: Scale) -> Result:
     """FAST Figures 1, 6, 7: capacity of 8P+8D against 16 instances of each rival."""
-    played = workload(name, scale)
+    played = workload(name, scale.swept())
     slos = [Slo(p.TTFT_SLO_S, tbt_s) for tbt_s in p.TBT_SLOS_S]
     configs: dict[str, Config] = {MOONCAKE: papers_world()}
     configs |= {system: rival(system) for system in SYSTEMS}
@@ -136,7 +136,7 @@ def _by_rate(title: str, ladders: Ladders, index: int, rate_per_s: float) -> Pan
 
 def replay_gain(scale: Scale) -> Result:
     """arXiv Figure 13: 10P+10D against 20 vLLM instances on the real workload."""
-    played = drawn(p.REAL, scale)
+    played = drawn(p.REAL, scale.swept())
     ttft_s, tbt_s = p.TTFT_SLO_S, p.TBT_SLOS_S[0]
     slos = [Slo(ttft_s, tbt_s), Slo(None, tbt_s), Slo(ttft_s, None)]
     configs: dict[str, Config] = {

@@ -129,7 +129,7 @@ def hits_by_policy(scale: Scale) -> Result:
     played = [real]
     if is_released("conversation") and scale.requests is None:
         played.append(workload("conversation", scale))
-        reference_rows, panel = _reference(scale)
+        reference_rows, panel = released_reference(scale)
         rows += reference_rows
         panels.append(panel)
     report = Report(
@@ -147,7 +147,7 @@ def hits_by_policy(scale: Scale) -> Result:
     return Result(report, tuple(panels))
 
 
-def _reference(scale: Scale) -> tuple[list[Row], Panel]:
+def released_reference(scale: Scale) -> tuple[list[Row], Panel]:
     """The released conversation trace against values that other code counted from it."""
     trace = workload("conversation", scale).trace
     rows: list[Row] = []

@@ -22,7 +22,7 @@ def rejections(scale: Scale) -> Result:
     rows: list[Row] = []
     shares: dict[str, list[float]] = {admission: [] for admission in ADMISSIONS}
     for speed in p.OVERLOAD_SPEEDS:
-        outcomes = {admission: _overload(played, speed, admission) for admission in ADMISSIONS}
+        outcomes = {name: replay(played, speed, name) for name in ADMISSIONS}
         is_papers = speed == p.OVERLOAD_SPEEDS[0]
         for admission, outcome in outcomes.items():
             share = outcome.summary["rejected"] / outcome.summary["requests"]
@@ -60,7 +60,8 @@ def rejections(scale: Scale) -> Result:
     return Result(report, (panel,))
 
 
-def _overload(played: Workload, speed: float, admission: str, *, samples: int = 0) -> Outcome:
+def replay(played: Workload, speed: float, admission: str, *, samples: int = 0) -> Outcome:
+    """A workload so many times faster than it is, on the papers' cluster."""
     trace = played.trace.sped_up(speed)
     return simulate(trace, papers_world(admission=admission), samples=samples)
 
@@ -72,7 +73,7 @@ def oscillation(scale: Scale) -> Result:
     rows: list[Row] = []
     panels: list[Panel] = []
     for admission in ("early", "predicted"):
-        outcome = _overload(played, speed, admission, samples=SAMPLES)
+        outcome = replay(played, speed, admission, samples=SAMPLES)
         timeline = outcome.timeline
         assert timeline is not None
         end_s = played.trace_s() / speed

@@ -13,19 +13,19 @@ from snowskin.trace.records import Trace
 
 def fast_schedulers(scale: Scale) -> Result:
     """FAST Figure 5: mean TTFT by scheduler, 16 nodes, conversation."""
-    return _compare("fast-fig5", workload("conversation", scale), paper.FAST_TTFT_S)
+    return _compare("fast-fig5", workload("conversation", scale.swept()), paper.FAST_TTFT_S)
 
 
 def arxiv_schedulers(scale: Scale) -> Result:
     """arXiv Figure 8: mean TTFT by scheduler, 8P+8D, real workload."""
-    return _compare("arxiv-fig8", drawn(p.REAL, scale), paper.ARXIV_TTFT_S)
+    return _compare("arxiv-fig8", drawn(p.REAL, scale.swept()), paper.ARXIV_TTFT_S)
 
 
 def _compare(item: str, played: Workload, printed: dict[str, float]) -> Result:
     policies = tuple(printed)
-    own = {policy: _ttft_s(played.trace, policy) for policy in policies}
+    own = {policy: mean_ttft_s(played.trace, policy) for policy in policies}
     by_load = {
-        load: {policy: _ttft_s(played.at_load(load), policy) for policy in policies}
+        load: {policy: mean_ttft_s(played.at_load(load), policy) for policy in policies}
         for load in p.LOADS
     }
     busy = by_load[p.BUSY_LOAD]
@@ -67,6 +67,7 @@ def _compare(item: str, played: Workload, printed: dict[str, float]) -> Result:
     return Result(report, panels)
 
 
-def _ttft_s(trace: Trace, policy: str) -> float:
+def mean_ttft_s(trace: Trace, policy: str) -> float:
+    """Mean TTFT on 8P+8D under a policy."""
     ttft_s: float = simulate(trace, papers_world(policy=policy)).summary["ttft_mean_s"]
     return ttft_s

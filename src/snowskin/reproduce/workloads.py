@@ -23,6 +23,11 @@ class Scale(msgspec.Struct, frozen=True):
     requests: int | None = None
     """Only the first so many requests of each; None: all."""
 
+    def swept(self) -> Scale:
+        """For items that play a workload at many speeds."""
+        most = p.SWEEP_REQUESTS
+        return Scale(most if self.requests is None else min(most, self.requests))
+
 
 class Workload(msgspec.Struct, frozen=True):
     """A trace and what a report must say of it."""
