@@ -5,6 +5,7 @@ import pytest
 from snowskin.measure.records import Ending
 from snowskin.sim.config import LinkSlows, NodeDies
 from snowskin.sim.simulate import simulate
+from snowskin.sim.timeline import hot_blocks
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.ids import NodeId
 from snowskin.trace.shapes import SHAPES
@@ -158,6 +159,12 @@ def test_wrong_settings_are_refused_with_their_value() -> None:
     ):
         with pytest.raises(InvalidInput):
             config(**changes)
+
+
+def test_a_hot_chain_is_watched_by_its_first_block_alone() -> None:
+    requests = [request(float(i), (0, 1, 2, 10 + i)) for i in range(5)]
+    others = [request(10.0 + i, (7, 8)) for i in range(3)]
+    assert hot_blocks(trace(*requests, *others)).tolist()[:2] == [0, 7]
 
 
 def test_a_timeline_samples_loads_hits_and_replicas() -> None:

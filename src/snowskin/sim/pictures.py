@@ -40,7 +40,7 @@ def draw_outcome(outcome: Outcome, folder: Path) -> list[Path]:
 
     figure, axes = _panel(outcome, "replicas of the most used blocks")
     for rank, counts in enumerate(zip(*timeline.replicas, strict=True)):
-        axes.plot(hours, counts, label=f"block #{rank + 1}", drawstyle="steps-post")
+        axes.plot(hours, counts, label=f"chain #{rank + 1}", drawstyle="steps-post")
     axes.set(xlabel="seconds", ylabel="nodes that hold it", ylim=(0, None))
     axes.legend(fontsize="small")
     drawn.append(_save(figure, folder / "replicas.png"))
@@ -90,7 +90,11 @@ def _draw_latency(outcome: Outcome, path: Path) -> Path:
         ordered = np.sort(np.array(values))
         axes.plot(ordered, np.arange(1, len(ordered) + 1) / max(1, len(ordered)))
         axes.axvline(slo_s, color="grey", linestyle=":", label="SLO")
-        axes.set(xlabel=f"{name}, seconds", ylabel="share of requests", ylim=(0, 1), xscale="log")
+        axes.set(xlabel=f"{name}, seconds", ylabel="share of requests", ylim=(0, 1))
+        if name == "TTFT":
+            axes.set_xscale("log")
+        elif len(ordered):
+            axes.set_xlim(0, 1.2 * max(slo_s, float(np.quantile(ordered, 0.99))))
         axes.legend(loc="lower right")
     return _save(figure, path)
 

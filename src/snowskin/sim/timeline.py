@@ -7,10 +7,10 @@ import numpy as np
 from snowskin.sim.calendar import Rank
 from snowskin.sim.nodes import DecodeNode, PrefillNode
 from snowskin.sim.world import World, block_keys
-from snowskin.trace.records import Trace
+from snowskin.trace.records import Ints, Trace
 
 HOT_BLOCKS = 8
-"""So many of the trace's most used blocks are watched."""
+"""So many of the trace's most used chains of blocks are watched."""
 
 
 class Timeline:
@@ -53,8 +53,17 @@ class Timeline:
             world.calendar.at(due_s, Rank.CONDUCTOR, self._sample, None)
 
 
-def hot_blocks(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Ids of the trace's most used blocks, the most used first; equals by their id."""
-    ids, counts = np.unique(trace.block_ids, return_counts=True)
-    order = np.lexsort((ids, -counts))[:HOT_BLOCKS]
-    return np.asarray(ids[order], dtype=np.int64)
+def hot_blocks(trace: Trace) -> Ints:
+    """Ids of the trace's most used blocks, the most used first; equals by their first use.
+
+    Blocks that are used equally often and came with the same request are one chain, of which the
+    first block stands for all.
+    """
+    ids, first_use, counts = np.unique(trace.block_ids, return_index=True, return_counts=True)
+    first_request = np.searchsorted(trace.block_starts, first_use, side="right")
+    chosen: dict[tuple[int, int], int] = {}
+    for at in np.lexsort((first_use, -counts)):
+        chosen.setdefault((int(counts[at]), int(first_request[at])), int(ids[at]))
+        if len(chosen) == HOT_BLOCKS:
+            break
+    return np.array(list(chosen.values()), dtype=np.int64)

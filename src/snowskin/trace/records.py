@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 
 import msgspec
 import numpy as np
@@ -14,6 +14,9 @@ from snowskin.terms.errors import InvalidInput
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+ADD_BATCH = 10_000
+"""Requests that are turned into columns at once."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
@@ -98,15 +101,16 @@ class TraceBuilder:
         self._batches.append((arrival_s, prompt, output, counts, block_ids))
 
     def add(self, requests: Iterable[TraceRequest]) -> TraceBuilder:
-        """Append requests one by one."""
-        rows = list(requests)
-        self.add_batch(
-            np.array([row.arrival_s for row in rows], dtype=np.float64),
-            np.array([row.prompt_tokens for row in rows], dtype=np.int64),
-            np.array([row.output_tokens for row in rows], dtype=np.int64),
-            np.array([len(row.blocks) for row in rows], dtype=np.int64),
-            np.fromiter(chain.from_iterable(row.blocks for row in rows), dtype=np.int64),
-        )
+        """Append requests one by one; a generator's are never all in memory at once."""
+        left = iter(requests)
+        while rows := list(islice(left, ADD_BATCH)):
+            self.add_batch(
+                np.array([row.arrival_s for row in rows], dtype=np.float64),
+                np.array([row.prompt_tokens for row in rows], dtype=np.int64),
+                np.array([row.output_tokens for row in rows], dtype=np.int64),
+                np.array([len(row.blocks) for row in rows], dtype=np.int64),
+                np.fromiter(chain.from_iterable(row.blocks for row in rows), dtype=np.int64),
+            )
         return self
 
     def build(self) -> Trace:
