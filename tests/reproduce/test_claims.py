@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from snowskin.reproduce import gains, hit_rates, overload, paper, pools, schedulers, sweeps
+from snowskin.reproduce import beyond, gains, hit_rates, overload, paper, pools, schedulers, sweeps
 from snowskin.reproduce import parameters as p
 from snowskin.reproduce.report import Result
 from snowskin.reproduce.workloads import Scale, drawn, is_released, workload
@@ -85,3 +85,18 @@ def test_hit_ratios_of_the_released_trace_equal_the_reference_to_two_thousandths
     assert len(rows) == 12
     for each in rows:
         assert each.ours == pytest.approx(each.paper, abs=0.002), each.name
+
+
+def test_no_scheduler_beats_the_lower_bound_on_mean_ttft() -> None:
+    for load in (0.5, 1.0, 2.0):
+        trace = workload("conversation", Scale(500)).at_load(load)
+        bound_s = beyond.least_mean_ttft_s(trace, p.PREFILL_NODES)
+        for policy in paper.FAST_TTFT_S:
+            assert schedulers.mean_ttft_s(trace, policy) >= bound_s
+
+
+def test_no_eviction_policy_beats_beladys_bound() -> None:
+    values = ours(beyond.eviction_bound(Scale(2_000)))
+    shares = [value for name, value in values.items() if name.endswith("/ bound")]
+    assert len(shares) == 15
+    assert max(shares) <= 1

@@ -36,7 +36,7 @@ def test_every_table_and_figure_of_both_papers_has_an_item() -> None:
     fast = [f"fast-fig{number}" for number in (1, *range(5, 16))]
     arxiv = ["arxiv-table1", "arxiv-table3", *[f"arxiv-fig{n}" for n in (7, 8, 11, 12, 13)]]
     wanted = {"fast-table1", "fast-table2", *fast, *arxiv, "arxiv-fig9-10"}
-    assert wanted == set(ITEMS)
+    assert wanted == {name for name in ITEMS if not name.startswith("beyond-")}
 
 
 def test_an_unknown_item_is_refused_with_the_names_of_those_there_are() -> None:

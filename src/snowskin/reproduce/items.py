@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from snowskin.reproduce import (
+    beyond,
     costs,
     gains,
     hit_rates,
+    lead,
     overload,
     pools,
     relative_gains,
@@ -61,9 +63,14 @@ ITEMS: dict[str, Item] = {
         Item("arxiv-fig11", "capacity on datasets", relative_gains.dataset_gain, work_s=40),
         Item("arxiv-fig12", "long contexts", relative_gains.long_context_gain, work_s=20),
         Item("arxiv-fig13", "replay against vLLM", gains.replay_gain, work_s=120),
+        Item("beyond-eviction", "eviction against Belady", beyond.eviction_bound, work_s=15),
+        Item("beyond-schedule", "schedulers against a bound", beyond.schedule_bound, work_s=40),
+        Item("beyond-threshold", "balancing threshold", beyond.threshold_sensitivity, work_s=30),
+        Item("beyond-overload", "admission by overload", beyond.overload_sweep, work_s=60),
+        Item("beyond-lead", "what the lead owes to", lead.lead_over_coupled, work_s=60),
     )
 }
-"""In the papers' order."""
+"""In the papers' order, and then what goes beyond them."""
 
 
 def items_named(names: list[str]) -> list[Item]:

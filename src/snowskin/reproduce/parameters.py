@@ -97,6 +97,15 @@ LONG_CONTEXT_REQUESTS = 400
 DATASET_REQUESTS = 2_000
 """Requests of each dataset of arXiv Fig. 11. Our choice, as above."""
 
+BOUND_BLOCKS = (1_000, 3_000, 10_000, 30_000, 100_000)
+BOUND_LOADS = (0.7, 1.0)
+THRESHOLDS = (1.0, 1.25, 1.5, 2.0, 4.0, 16.0)
+OVERLOAD_SWEEP = (1.2, 2.0, 3.0, 5.0)
+LEAD_GBPS = (10, 25, 50, 100, 200, 400, 800)
+LEAD_DRAM_GB = (125, 250, 500, 1_000, 2_000)
+LEAD_BLOCK_TOKENS = (128, 256, 512, 1_024, 2_048)
+"""Points of the items beyond the papers. Our choice: each spans what hardware offers today."""
+
 REAL = Shape(
     name="real",
     requests=23_000,
