@@ -70,6 +70,7 @@ def test_every_request_completes_and_tokens_never_come_before_their_time(system:
         assert record.ending is Ending.COMPLETED
         assert record.ttft_s is not None
         least_s = A800.prefill.seconds(record.prompt_tokens, record.cached_tokens)
+        least_s -= A800.prefill.reused_token_s * record.cached_tokens
         if system != "vllm-chunked-prefill":
             assert record.ttft_s >= least_s - 1e-9
         if record.tbt_s is not None:
@@ -84,3 +85,14 @@ def test_a_prompt_beyond_device_memory_fails_at_once() -> None:
 def test_an_unknown_system_is_refused() -> None:
     with pytest.raises(InvalidInput, match="vllm-prefix-caching"):
         coupled(system="oracle")
+
+
+def test_chunks_compute_what_a_prefill_computes_whatever_their_size() -> None:
+    alone = trace(request(0.0, PREFIX, output_tokens=1))
+    cost = A800.prefill
+    work_s = cost.seconds(TOKENS) - cost.base_s
+    for chunk_tokens in (512, 2_048, 100_000):
+        config = coupled(system="vllm-chunked-prefill", chunk_tokens=chunk_tokens)
+        _, (record,) = simulate_coupled(alone, config)
+        steps = -(-TOKENS // chunk_tokens)
+        assert record.ttft_s == pytest.approx(work_s + steps * A800.decode.base_s)

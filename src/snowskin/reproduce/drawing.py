@@ -63,7 +63,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             )
             _draw_line(axes, curve, x, colours[curve.group or curve.label], dense=panel.steps)
         if places:
-            axes.set_xticks(range(len(places)), places)
+            _name_places(axes, places)
     if panel.log_x:
         axes.set_xscale("log")
     if panel.log_y:
@@ -79,6 +79,11 @@ def _places(panel: Panel) -> list[str]:
     """What stands along a named axis, in order; empty if the axis is one of numbers."""
     found = dict.fromkeys(x for curve in panel.curves for x in curve.x)
     return [x for x in found if isinstance(x, str)]
+
+
+def _name_places(axes: Axes, places: list[str]) -> None:
+    crowded = sum(len(place) for place in places) > 36
+    axes.set_xticks(range(len(places)), places, fontsize=7.5 if crowded else 10)
 
 
 def _draw_line(axes: Axes, curve: Curve, x: list[float], colour: str, *, dense: bool) -> None:
@@ -118,7 +123,7 @@ def _draw_bars(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
         if len(places) * len(panel.curves) <= 20:
             labels = [_short(value) for _, value in values]
             axes.bar_label(bars, labels, fontsize=7, padding=1)
-    axes.set_xticks(range(len(places)), places)
+    _name_places(axes, places)
     axes.margins(y=0.12)
 
 

@@ -10,8 +10,9 @@ Three variants (FAST '25 §5 compares with vLLM 0.5.1 in each of them):
   first waiting prompt besides. No prefix is reused.
 
 A request goes to the instance with the fewest prompt tokens outstanding; equals to the first.
-A chunk costs its part of the prefill's token and pair terms, and the reading of the KV before it;
-its step's fixed cost is that of a decode step, whose reading of the weights it shares.
+A chunk costs its part of the prefill's token and pair terms; its step's fixed cost is that of a
+decode step, whose reading of the weights it shares. The KV of earlier chunks, and of a reused
+prefix, lies in device memory already: nobody pays for loading it from DRAM.
 """
 
 from __future__ import annotations
@@ -234,7 +235,9 @@ class CoupledWorld:
         instance.working = (job, reused)
 
     def _prefill(self, instance: Instance, job: Job) -> None:
-        prefill_s = self.config.profile.prefill.seconds(job.prompt_tokens, job.reused_tokens)
+        cost = self.config.profile.prefill
+        prefill_s = cost.seconds(job.prompt_tokens, job.reused_tokens)
+        prefill_s -= cost.reused_token_s * job.reused_tokens
         instance.prefill_busy_s += prefill_s
         instance.batch.stall(prefill_s)
         self.calendar.at(self.calendar.now_s + prefill_s, Rank.COMPUTE, self._prefilled, instance)
@@ -247,11 +250,7 @@ class CoupledWorld:
         chunk = max(1, min(self.config.chunk_tokens - running, job.prompt_tokens - done))
         cost = self.config.profile.prefill
         after = done + chunk
-        chunk_s = (
-            cost.token_s * chunk
-            + cost.token_pair_s * (after**2 - done**2)
-            + cost.reused_token_s * done
-        )
+        chunk_s = cost.token_s * chunk + cost.token_pair_s * (after**2 - done**2)
         if running:
             step_s = instance.batch.step_s() + chunk_s
             instance.prefill_busy_s += chunk_s
