@@ -44,6 +44,9 @@ def churn(directory):
     with SsdTier(directory, config) as tier:
         numbers = [int.from_bytes(name, "little", signed=True) for name in keys_held(tier)]
         first = max([-1, *numbers]) + 1
+        for number in numbers:
+            if 0 <= number < first - WINDOW:  # Its removal was not flushed.
+                assert tier.remove(key(number))
         for number in LASTING:
             write(tier, key(number), value(number, size_of(-number)))
         tier.flush()

@@ -258,7 +258,7 @@ def test_options_out_of_bounds_are_refused(changes, message):
 
 
 def test_files_are_sized_by_the_capacity_so_that_their_number_stays_bounded():
-    for capacity_bytes, file_mib in ((64 * MIB, 1), (6400 * MIB, 100), (2 << 40, 2048)):
+    for capacity_bytes, file_mib in ((64 * MIB, 2), (6400 * MIB, 200), (2 << 40, 2048)):
         config = SsdConfig(capacity_bytes=capacity_bytes)
         assert config.new_segment_bytes == file_mib * MIB
         assert 3 <= config.segment_limit(config.new_segment_bytes) <= 1024

@@ -3,7 +3,8 @@
 **How room is made.** Values are appended to one open segment file; the others are full (*sealed*)
 or *free*. Two rules, one for values and one for files:
 
-- The eviction policy keeps live pages at or under ``LIVE_RATIO`` of all files but one.
+- The eviction policy keeps live pages at or under ``LIVE_RATIO`` of all files but one, less the
+  pages at the ends of files into which the next record did not fit.
 - When the last free file is opened, the sealed one with the fewest live pages is emptied into it
   and is the next free one.
 
@@ -90,6 +91,7 @@ class SsdIndex:
         self._held_pages: dict[int, int] = {}
         self._free: deque[int] = deque()
         self._sealed: dict[int, None] = {}
+        self._unfilled: dict[int, int] = {}
         self._open: int | None = None
         self._next_page = segment_pages
         self._changes: dict[bytes, bool] = {}
@@ -156,8 +158,8 @@ class SsdIndex:
     def is_over_limit(self, incoming_pages: int) -> bool:
         """Whether values must be evicted before so many more pages are live."""
         files = self.segment_limit if self.growable else len(self._held)
-        limit = int(LIVE_RATIO * max(1, files - 1) * (self.segment_pages - SEGMENT_HEADER_PAGES))
-        return self.live_pages > 0 and self.live_pages + incoming_pages > limit
+        pages = max(1, files - 1) * self.value_page_limit - sum(self._unfilled.values())
+        return self.live_pages > 0 and self.live_pages + incoming_pages > LIVE_RATIO * pages
 
     def drain_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         """Keys held now that were not at the last call, and those that were but are no more."""
@@ -227,6 +229,7 @@ class SsdIndex:
         """A sealed file without live values is gone."""
         assert not self._held[segment], f"segment {segment} has live values"
         del self._sealed[segment]
+        self._unfilled.pop(segment, None)
         del self._held[segment]
         del self._held_pages[segment]
 
@@ -234,6 +237,7 @@ class SsdIndex:
         """Append no more to the open file."""
         if self._open is not None:
             self._sealed[self._open] = None
+            self._unfilled[self._open] = self.room_pages
             self._open = None
 
     def open_free(self) -> int:
@@ -266,6 +270,7 @@ class SsdIndex:
         """A sealed file without live values is free."""
         assert not self._held[segment], f"segment {segment} has live values"
         del self._sealed[segment]
+        self._unfilled.pop(segment, None)
         self._free.append(segment)
 
     def _place(self, entry: Entry) -> None:
