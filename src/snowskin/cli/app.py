@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import snowskin
-from snowskin.cli import explain, profile, reproduce, serve, simulate, trace
+from snowskin.cli import explain, profile, reproduce, serve, simulate, store, trace
 from snowskin.terms.errors import SnowskinError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("simulate")(simulate.simulate)
 app.command("cache-curve")(simulate.cache_curve)
 app.command("reproduce")(reproduce.reproduce)
 app.add_typer(trace.app, name="trace")
+app.add_typer(store.app, name="store")
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,166 @@
+"""Asking the master: one question, one answer, over pooled connections, until a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from snowskin.store.objects.errors import ERRORS, MasterUnreachable, StoreRefused
+from snowskin.store.objects.frames import FrameReader, decode_reply, frame
+from snowskin.store.objects.words import Question, Refusal, Reply, Warming
+from snowskin.terms.errors import TransferFailed
+from snowskin.transfer.authentication import (
+    HANDSHAKE_TIMEOUT_S,
+    NotAuthenticated,
+    authenticate_as_client,
+)
+from snowskin.transfer.wire import tune
+
+RETRY_S = 0.02
+IDLE_LIMIT = 16
+
+_T = TypeVar("_T")
+
+
+class MasterConnection:
+    """One connection to the master, for one thread at a time. Any error means: close it."""
+
+    def __init__(self, address: tuple[str, int], cluster_key: bytes, silence_s: float) -> None:
+        """Connect and authenticate.
+
+        Raises:
+            OSError, NotAuthenticated: it did not work.
+        """
+        self._socket = socket.create_connection(address, HANDSHAKE_TIMEOUT_S)
+        try:
+            tune(self._socket)
+            authenticate_as_client(self._socket, cluster_key)
+            self._socket.settimeout(None)
+            timeout = struct.pack("@ll", int(silence_s), int(silence_s % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._reader = FrameReader(self._socket)
+
+    def ask(self, question: Question) -> Reply:
+        """The answer to one question."""
+        self._socket.sendall(frame(question))
+        return decode_reply(self._reader.receive())
+
+    def ask_all(self, questions: Sequence[Question]) -> list[Reply]:
+        """The answers to several, one more question being under way while one is answered."""
+        replies: list[Reply] = []
+        for position, question in enumerate(questions):
+            self._socket.sendall(frame(question))
+            if position:
+                replies.append(decode_reply(self._reader.receive()))
+        replies.append(decode_reply(self._reader.receive()))
+        return replies
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()
+
+
+class MasterChannel:
+    """The master, from any number of threads at once.
+
+    Args:
+        timeout_s: how long to try until MasterUnreachable.
+    """
+
+    def __init__(self, address: tuple[str, int], cluster_key: bytes, timeout_s: float) -> None:
+        self.address = address
+        self._cluster_key = cluster_key
+        self._timeout_s = timeout_s
+        self._idle: list[MasterConnection] = []
+        self._lock = threading.Lock()
+
+    def ask(self, question: Question, kind: type[_T]) -> _T:
+        """The answer, which is of this kind.
+
+        Raises:
+            StoreError: the master refused, by the error's name.
+            MasterUnreachable: it did not answer in time.
+        """
+        reply = self.ask_any(question)
+        if not isinstance(reply, kind):
+            raise StoreRefused(f"the master answered with {type(reply).__name__}")
+        return reply
+
+    def ask_any(self, question: Question) -> Reply:
+        """The answer, of whichever kind but Refusal and Warming; see ``ask``."""
+        return self.ask_all((question,))[0]
+
+    def ask_all(self, questions: Sequence[Question]) -> list[Reply]:
+        """The answers to several questions of the same kind; see ``ask``."""
+        deadline_s: float | None = None
+        while True:
+            connection: MasterConnection | None = None
+            problem: Exception | None = None
+            try:
+                connection = self._take()
+                if len(questions) == 1:
+                    replies = [connection.ask(questions[0])]
+                else:
+                    replies = connection.ask_all(questions)
+            except NotAuthenticated:
+                raise
+            except (OSError, TransferFailed, msgspec.MsgspecError) as error:
+                problem = error
+                if connection is not None:
+                    connection.close()
+                self._drop_idle()
+            except BaseException:
+                if connection is not None:
+                    connection.close()
+                raise
+            else:
+                self._give_back(connection)
+                if not any(isinstance(reply, Warming) for reply in replies):
+                    return [_checked(reply) for reply in replies]
+            now_s = time.monotonic()
+            deadline_s = now_s + self._timeout_s if deadline_s is None else deadline_s
+            if now_s >= deadline_s:
+                host, port = self.address
+                raise MasterUnreachable(
+                    f"the master at {host}:{port} did not answer within {self._timeout_s} s "
+                    f"({problem or 'it has just started'}); start it with `snowskin store master`, "
+                    "or correct its address"
+                ) from problem
+            time.sleep(RETRY_S)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._drop_idle()
+
+    def _take(self) -> MasterConnection:
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        return MasterConnection(self.address, self._cluster_key, self._timeout_s)
+
+    def _give_back(self, connection: MasterConnection) -> None:
+        if len(self._idle) < IDLE_LIMIT:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self._idle.pop().close()
+
+
+def _checked(reply: Reply) -> Reply:
+    if isinstance(reply, Refusal):
+        raise ERRORS.get(reply.error, StoreRefused)(reply.message)
+    return reply

@@ -1,0 +1,408 @@
+"""The master's knowledge: which object lies on which nodes, who writes what, what is under way.
+
+Pure: it reads no clock and touches no socket. Each verb returns what is to be sent, as ``Send``
+(to a node) and ``Say`` (the answer to a question that had to wait).
+
+What a key is goes through three states: *reserved* (someone writes it; not readable), *committed*
+(readable from at least one node), *leaving* (being removed from its nodes; not readable). The
+nodes' reports are the truth: what a node says that it holds is readable, unless the key has other
+content.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from snowskin.store.objects.words import (
+    Accepted,
+    Copy,
+    Done,
+    Drop,
+    Located,
+    NodeAddress,
+    NodeStat,
+    NodeUsage,
+    ObjectFact,
+    Pin,
+    PinHere,
+    PutBusy,
+    PutExists,
+    PutGranted,
+    PutStart,
+    Refusal,
+    Reply,
+)
+
+RESERVATION_S = 30.0
+"""How long a writer may take, plus the time for its bytes at ``SLOWEST_BYTES_PER_S``."""
+SLOWEST_BYTES_PER_S = 5e6
+COMMAND_S = 10.0
+"""A node that has not carried a removal out by then is not waited for."""
+DEFAULT_OBJECT_LIMIT = 20_000_000
+RESERVATION_LIMIT = 1_000_000
+
+
+class Send(NamedTuple):
+    """A message to a node."""
+
+    node: str
+    message: Reply
+
+
+class Say(NamedTuple):
+    """The answer that a question had to wait for; ``ticket`` is whatever came with it."""
+
+    ticket: object
+    message: Reply
+
+
+Output = Send | Say
+
+
+class CatalogConfig(msgspec.Struct, frozen=True):
+    """Bounds."""
+
+    object_limit: int = DEFAULT_OBJECT_LIMIT
+
+
+class CatalogObject:
+    """A committed object; ``nodes`` hold it, in the order in which they came to."""
+
+    __slots__ = ("digest", "nodes", "pin", "size_bytes")
+
+    def __init__(self, size_bytes: int, digest: bytes, pin: Pin) -> None:
+        self.size_bytes = size_bytes
+        self.digest = digest
+        self.pin = pin
+        self.nodes: dict[str, None] = {}
+
+
+class Reservation:
+    """Someone writes a key; ``owner`` is whatever ends when the writer dies."""
+
+    __slots__ = ("digest", "nodes", "owner", "size_bytes", "until_s")
+
+    def __init__(
+        self, start: PutStart, nodes: tuple[str, ...], owner: object, until_s: float
+    ) -> None:
+        self.size_bytes = start.size_bytes
+        self.digest = start.digest
+        self.nodes = nodes
+        self.owner = owner
+        self.until_s = until_s
+
+
+class CatalogNode:
+    """A node that is up. ``used_bytes`` counts reservations too."""
+
+    __slots__ = ("address", "capacity_bytes", "keys", "reserved_bytes", "usage", "used_bytes")
+
+    def __init__(self, address: NodeAddress, capacity_bytes: int) -> None:
+        self.address = address
+        self.capacity_bytes = max(1, capacity_bytes)
+        self.keys: dict[str, None] = {}
+        self.used_bytes = 0
+        self.reserved_bytes = 0
+        self.usage = NodeUsage()
+
+    def fill_ratio(self, more_bytes: int) -> float:
+        """How full it would be."""
+        return (self.used_bytes + self.reserved_bytes + more_bytes) / self.capacity_bytes
+
+
+class _Removal:
+    __slots__ = ("ticket", "until_s", "waiting")
+
+    def __init__(self, ticket: object, until_s: float) -> None:
+        self.ticket = ticket
+        self.until_s = until_s
+        self.waiting: dict[int, str] = {}
+        """Number of the command → node."""
+
+
+class Catalog:
+    """See the module. ``readable`` may be read, and is changed here only."""
+
+    def __init__(self, config: CatalogConfig | None = None, *, rng: random.Random) -> None:
+        self._config = config or CatalogConfig()
+        self._rng = rng
+        self.readable: dict[str, CatalogObject] = {}
+        self.nodes: dict[str, CatalogNode] = {}
+        self._reserved: dict[str, Reservation] = {}
+        self._of_owner: dict[object, dict[str, None]] = {}
+        self._leaving: dict[str, _Removal] = {}
+        self._removal_of: dict[int, str] = {}
+        self._number = 0
+        self.reclaimed_total = 0
+        self.conflicts_total = 0
+
+    # Nodes.
+
+    def join(self, address: NodeAddress, capacity_bytes: int) -> Refusal | None:
+        """A node is here; it holds nothing until it reports. None: welcome."""
+        known = self.nodes.get(address.name)
+        if known is not None:
+            return Refusal(
+                "StoreRefused",
+                f"a node called {address.name!r} is up already at {known.address.host}:"
+                f"{known.address.port}; choose another --name",
+            )
+        self.nodes[address.name] = CatalogNode(address, capacity_bytes)
+        return None
+
+    def lose(self, name: str) -> tuple[Output, ...]:
+        """A node died: nothing can be read from it any more."""
+        node = self.nodes.pop(name, None)
+        if node is None:
+            return ()
+        for key in node.keys:
+            self._forget_replica(key, name)
+        outputs: list[Output] = []
+        for removal in list(self._leaving.values()):
+            for number in [number for number, of in removal.waiting.items() if of == name]:
+                outputs += self.command_ended(number)
+        return tuple(outputs)
+
+    def report(
+        self, name: str, number: int, committed: Sequence[ObjectFact], dropped: Sequence[str]
+    ) -> tuple[Accepted, tuple[Output, ...]]:
+        """What a node dropped and committed, in this order."""
+        node = self.nodes[name]
+        for key in dropped:
+            if key in node.keys:
+                held = self.readable[key]
+                del node.keys[key]
+                node.used_bytes -= held.size_bytes
+                self._forget_replica(key, name)
+        rejected = tuple(fact.key for fact in committed if not self._learn(node, name, fact))
+        return Accepted(number, rejected), ()
+
+    # Writing.
+
+    def start_put(
+        self, start: PutStart, owner: object, *, now_s: float
+    ) -> PutGranted | PutExists | PutBusy | Refusal:
+        """Reserve a key and choose nodes for it."""
+        held = self.readable.get(start.key)
+        if held is not None:
+            if held.digest == start.digest and held.size_bytes == start.size_bytes:
+                return PutExists(tuple(held.nodes))
+            self.conflicts_total += 1
+            return Refusal("KeyConflict", conflict_message(start.key))
+        if start.key in self._leaving:
+            return PutBusy()
+        reserved = self._reserved.get(start.key)
+        if reserved is not None:
+            if reserved.owner is not owner:
+                return PutBusy()
+            self._unreserve(start.key)
+        if len(self.readable) + len(self._reserved) >= self._config.object_limit:
+            return Refusal(
+                "PoolFullError",
+                f"the master has {len(self.readable)} objects, its limit; remove some, or start "
+                "it with a higher --objects",
+            )
+        chosen = self._choose(start)
+        if isinstance(chosen, Refusal):
+            return chosen
+        until_s = now_s + RESERVATION_S + start.size_bytes / SLOWEST_BYTES_PER_S
+        self._reserved[start.key] = Reservation(start, chosen, owner, until_s)
+        self._of_owner.setdefault(owner, {})[start.key] = None
+        for name in chosen:
+            self.nodes[name].reserved_bytes += start.size_bytes
+        return PutGranted(chosen)
+
+    def end_put(self, key: str, owner: object) -> None:
+        """The writer has finished or given up."""
+        reserved = self._reserved.get(key)
+        if reserved is not None and reserved.owner is owner:
+            self._unreserve(key)
+
+    def end_owner(self, owner: object) -> None:
+        """A writer died: what it had reserved is free."""
+        for key in self._of_owner.get(owner, {}).copy():
+            self._unreserve(key)
+            self.reclaimed_total += 1
+
+    # Reading and keeping.
+
+    def locate(self, key: str) -> Located | None:
+        """Where an object can be read; None if it cannot."""
+        held = self.readable.get(key)
+        if held is None:
+            return None
+        return Located(held.size_bytes, held.digest, tuple(held.nodes), held.pin)
+
+    def remove(self, key: str, ticket: object, *, now_s: float) -> tuple[Output, ...]:
+        """Take a key from its nodes; the answer comes when none serves it any more."""
+        held = self.readable.pop(key, None)
+        if held is None:
+            return (Say(ticket, Refusal("KeyMissing", missing_message(key))),)
+        removal = self._leaving[key] = _Removal(ticket, now_s + COMMAND_S)
+        outputs: list[Output] = []
+        for name in held.nodes:
+            node = self.nodes[name]
+            del node.keys[key]
+            node.used_bytes -= held.size_bytes
+            number = self.next_number()
+            removal.waiting[number] = name
+            self._removal_of[number] = key
+            outputs.append(Send(name, Drop(number, key)))
+        return tuple(outputs)
+
+    def command_ended(self, number: int) -> tuple[Output, ...]:
+        """A node has carried a command out, or died; of use if it was to remove something."""
+        key = self._removal_of.pop(number, None)
+        removal = None if key is None else self._leaving.get(key)
+        if key is None or removal is None:
+            return ()
+        removal.waiting.pop(number, None)
+        if removal.waiting:
+            return ()
+        del self._leaving[key]
+        return (Say(removal.ticket, Done()),)
+
+    def drop_replica(self, key: str, name: str) -> Send:
+        """Give one of several replicas up."""
+        held = self.readable[key]
+        node = self.nodes[name]
+        assert len(held.nodes) > 1, f"{name} has the last replica of {key!r}"
+        del held.nodes[name]
+        del node.keys[key]
+        node.used_bytes -= held.size_bytes
+        return Send(name, Drop(self.next_number(), key))
+
+    def set_pin(self, key: str, pin: Pin) -> tuple[Output, ...] | Refusal:
+        """Pin or unpin an object on all its nodes."""
+        held = self.readable.get(key)
+        if held is None:
+            return Refusal("KeyMissing", missing_message(key))
+        held.pin = pin
+        return tuple(Send(name, PinHere(self.next_number(), key, pin)) for name in held.nodes)
+
+    def copy_command(self, key: str, target: str) -> Send:
+        """Have a node copy an object from those that hold it."""
+        held = self.readable[key]
+        sources = tuple(self.nodes[name].address for name in held.nodes)
+        copy = Copy(self.next_number(), key, held.size_bytes, held.digest, held.pin, sources)
+        return Send(target, copy)
+
+    def emptiest(self, size_bytes: int, *, avoid: Iterable[str]) -> list[str]:
+        """Nodes that an object could go to, the emptiest first; equals in random order."""
+        avoided = set(avoid)
+        names = [name for name in self.nodes if name not in avoided]
+        self._rng.shuffle(names)
+        fills = {name: round(self.nodes[name].fill_ratio(size_bytes), 2) for name in names}
+        fitting = [name for name in names if self.nodes[name].capacity_bytes >= size_bytes]
+        return sorted(fitting, key=fills.__getitem__)
+
+    def next_number(self) -> int:
+        """For the next command to a node."""
+        self._number += 1
+        return self._number
+
+    def reservations(self) -> int:
+        """Keys that are being written."""
+        return len(self._reserved)
+
+    def expire(self, *, now_s: float) -> tuple[Output, ...]:
+        """Reclaim abandoned reservations; answer removals that a node holds up."""
+        for key in [key for key, held in self._reserved.items() if held.until_s <= now_s]:
+            self._unreserve(key)
+            self.reclaimed_total += 1
+        outputs: list[Output] = []
+        for key in [key for key, removal in self._leaving.items() if removal.until_s <= now_s]:
+            removal = self._leaving.pop(key)
+            names = ", ".join(sorted(removal.waiting.values()))
+            for number in removal.waiting:
+                del self._removal_of[number]
+            message = f"{key!r} was removed, but {names} did not confirm within {COMMAND_S:.0f} s"
+            outputs.append(Say(removal.ticket, Refusal("StoreTimeout", message)))
+        return tuple(outputs)
+
+    def node_stats(self) -> tuple[NodeStat, ...]:
+        """Of all nodes that are up."""
+        return tuple(
+            NodeStat(
+                name=name,
+                host=node.address.host,
+                port=node.address.port,
+                objects=len(node.keys),
+                used_bytes=node.used_bytes,
+                usage=node.usage,
+            )
+            for name, node in self.nodes.items()
+        )
+
+    def _choose(self, start: PutStart) -> tuple[str, ...] | Refusal:
+        if start.node is not None and start.node not in self.nodes:
+            known = ", ".join(self.nodes) or "none"
+            return Refusal("StoreRefused", f"no node {start.node!r} is up; there are: {known}")
+        ordered = self.emptiest(start.size_bytes, avoid=start.avoid)
+        if start.node in ordered:
+            ordered.remove(start.node)
+            ordered.insert(0, start.node)
+        elif start.node is not None:
+            ordered = []
+        if ordered:
+            return tuple(ordered[: start.replicas])
+        if not self.nodes:
+            return Refusal("PoolFullError", "no node is up: start one with `snowskin store node`")
+        return Refusal(
+            "PoolFullError",
+            f"no node has room for {start.key!r} ({start.size_bytes} bytes): what they hold is "
+            "pinned, leased or being written, or they are too small; unpin or remove objects, or "
+            "add nodes",
+        )
+
+    def _learn(self, node: CatalogNode, name: str, fact: ObjectFact) -> bool:
+        held = self.readable.get(fact.key)
+        if held is None:
+            reserved = self._reserved.get(fact.key)
+            if fact.key in self._leaving or (
+                reserved is not None and reserved.digest != fact.digest
+            ):
+                return False
+            held = self.readable[fact.key] = CatalogObject(fact.size_bytes, fact.digest, fact.pin)
+        elif held.digest != fact.digest:
+            self.conflicts_total += 1
+            return False
+        held.nodes[name] = None
+        if fact.key not in node.keys:
+            node.keys[fact.key] = None
+            node.used_bytes += fact.size_bytes
+        return True
+
+    def _forget_replica(self, key: str, name: str) -> None:
+        held = self.readable[key]
+        del held.nodes[name]
+        if not held.nodes:
+            del self.readable[key]
+
+    def _unreserve(self, key: str) -> None:
+        reserved = self._reserved.pop(key)
+        owned = self._of_owner[reserved.owner]
+        del owned[key]
+        if not owned:
+            del self._of_owner[reserved.owner]
+        for name in reserved.nodes:
+            node = self.nodes.get(name)
+            if node is not None:
+                node.reserved_bytes = max(0, node.reserved_bytes - reserved.size_bytes)
+
+
+def missing_message(key: str) -> str:
+    """Of the error KeyMissing."""
+    return f"there is no object {key!r}"
+
+
+def conflict_message(key: str) -> str:
+    """Of the error KeyConflict."""
+    return (
+        f"{key!r} has other content already, and objects are write-once: remove it first, or "
+        "choose another key"
+    )

@@ -1,0 +1,212 @@
+"""Connections to nodes, from the side of who asks: pooled, authenticated, with deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+
+import xxhash
+
+from snowskin.store.objects.wire import (
+    REPLY_BYTES,
+    WHOLE,
+    Operation,
+    Reply,
+    Status,
+    pack_request,
+    receive_hashed,
+    unpack_reply,
+)
+from snowskin.store.objects.words import NodeAddress
+from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_client
+from snowskin.transfer.wire import ConnectionEnded, receive_exactly, send_buffers, tune
+
+SILENCE_S = 5.0
+"""A node that sends and takes nothing for so long is given up."""
+IDLE_LIMIT = 16
+"""Idle connections kept to one node."""
+
+
+class ChecksumFailed(ConnectionError):
+    """Bytes arrived that are not those that were stored."""
+
+
+class NodeChannel:
+    """One connection to a node, for one thread at a time. Any error means: close it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._head = bytearray(REPLY_BYTES)
+        self._head_view = memoryview(self._head)
+
+    @classmethod
+    def open(cls, address: NodeAddress, cluster_key: bytes, *, unix: bool) -> NodeChannel:
+        """Connect, over the unix socket or TCP.
+
+        Raises:
+            OSError, TransferFailed: it cannot be reached, or does not authenticate.
+        """
+        if unix:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        else:
+            connection = socket.create_connection((address.host, address.port), HANDSHAKE_TIMEOUT_S)
+        try:
+            connection.settimeout(HANDSHAKE_TIMEOUT_S)
+            if unix:
+                connection.connect(f"\0{address.unix}")
+            else:
+                tune(connection)
+            authenticate_as_client(connection, cluster_key)
+            # Blocking, with the kernel's own timeouts: one system call for each message.
+            connection.settimeout(None)
+            timeout = struct.pack("@ll", int(SILENCE_S), 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection)
+
+    def ask(self, request: bytes) -> Reply:
+        """Send a request; the head of its reply."""
+        self.connection.sendall(request)
+        return self.reply()
+
+    def reply(self) -> Reply:
+        """The head of the next reply."""
+        received = self.connection.recv_into(self._head_view)
+        while received < REPLY_BYTES:
+            more = self.connection.recv_into(self._head_view[received:])
+            if more == 0 or received == 0:
+                raise ConnectionEnded("the node closed the connection")
+            received += more
+        return unpack_reply(self._head)
+
+    def body(self, reply: Reply) -> bytes:
+        """A short payload.
+
+        Raises:
+            ChecksumFailed: see there.
+        """
+        payload = receive_exactly(self.connection, reply.length_bytes)
+        if reply.length_bytes and xxhash.xxh3_128_digest(payload) != reply.digest:
+            raise ChecksumFailed("a short answer arrived damaged")
+        return payload
+
+    def read_into(self, parts: Sequence[memoryview], reply: Reply, *, verify: bool = True) -> None:
+        """Receive the payload of a READ into ``parts``, which together are as long as it.
+
+        Raises:
+            ChecksumFailed: see there; the connection is still usable.
+        """
+        if not verify:
+            receive_hashed(self.connection, list(parts), None)
+            return
+        hasher = xxhash.xxh3_128()
+        receive_hashed(self.connection, list(parts), hasher)
+        if hasher.digest() != reply.digest:
+            raise ChecksumFailed("the bytes that arrived are not those that were stored")
+
+    def read_ahead(self, request: bytes, target: memoryview) -> tuple[Reply, bool]:
+        """Ask for an object that should just fill ``target``: its head and bytes come together.
+
+        Returns:
+            The head, and whether the object is in ``target``, verified. If not, and the status is
+            OK, the payload is still to be taken.
+        """
+        connection, head = self.connection, self._head_view
+        connection.sendall(request)
+        (received, _, _, _) = connection.recvmsg_into([head, target])
+        while received < REPLY_BYTES:
+            if received == 0:
+                raise ConnectionEnded("the node closed the connection")
+            (more, _, _, _) = connection.recvmsg_into([head[received:], target])
+            if more == 0:
+                raise ConnectionEnded("the node closed the connection")
+            received += more
+        reply = unpack_reply(self._head)
+        have = received - REPLY_BYTES
+        if reply.status != Status.OK or reply.length_bytes != len(target):
+            if have > reply.length_bytes:
+                raise ConnectionError("the node sent more than it announced")
+            if reply.status == Status.OK:
+                raise ConnectionError("the object has another size than expected")
+            return reply, False
+        if have == len(target):
+            digest = xxhash.xxh3_128_digest(target)
+        else:
+            hasher = xxhash.xxh3_128(target[:have])
+            receive_hashed(connection, [target[have:]], hasher)
+            digest = hasher.digest()
+        if digest != reply.digest:
+            raise ChecksumFailed("the bytes that arrived are not those that were stored")
+        return reply, True
+
+    def write(self, key: str, parts: Sequence[memoryview], digest: bytes) -> Status:
+        """Send an object; how the node took it."""
+        size = sum(len(part) for part in parts)
+        head = memoryview(pack_request(Operation.WRITE, key, 0, size, digest))
+        send_buffers(self.connection, [head, *parts])
+        return Status(self.reply().status)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+
+class ChannelPool:
+    """Idle connections to nodes, by address."""
+
+    def __init__(self, cluster_key: bytes) -> None:
+        self._cluster_key = cluster_key
+        self._idle: dict[tuple[str, bool], list[NodeChannel]] = {}
+        self._lock = threading.Lock()
+        self.opened_total = 0
+
+    def take(self, address: NodeAddress, *, unix: bool) -> NodeChannel:
+        """A connection to a node; an idle one may turn out to be dead.
+
+        Raises:
+            OSError, TransferFailed: it cannot be reached.
+        """
+        idle = self._idle.get((address.session, unix))
+        if idle:
+            with contextlib.suppress(IndexError):
+                return idle.pop()
+        channel = NodeChannel.open(address, self._cluster_key, unix=unix)
+        self.opened_total += 1
+        return channel
+
+    def give_back(self, address: NodeAddress, channel: NodeChannel, *, unix: bool) -> None:
+        """Keep a connection that is between two requests."""
+        with self._lock:
+            idle = self._idle.setdefault((address.session, unix), [])
+            if len(idle) < IDLE_LIMIT:
+                idle.append(channel)
+                return
+        channel.close()
+
+    def forget(self, session: str) -> None:
+        """A process of a node is gone: close what was open to it."""
+        with self._lock:
+            gone = [
+                channel for unix in (False, True) for channel in self._idle.pop((session, unix), [])
+            ]
+        for channel in gone:
+            channel.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for channels in idle.values():
+            for channel in channels:
+                channel.close()
+
+
+def read_request(key: str, first: int = 0, count: int = WHOLE) -> bytes:
+    """The request for bytes of an object."""
+    return pack_request(Operation.READ, key, first, count)

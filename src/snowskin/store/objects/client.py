@@ -1,0 +1,419 @@
+"""``StoreClient``: the stand-alone store from any Python program."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from snowskin.store.objects.asking import RETRY_S, MasterChannel
+from snowskin.store.objects.buffers import check_key, memory_of
+from snowskin.store.objects.catalog import conflict_message, missing_message
+from snowskin.store.objects.errors import (
+    KeyConflict,
+    KeyMissing,
+    PoolFullError,
+    ReplicaUnreachable,
+    StoreTimeout,
+)
+from snowskin.store.objects.reading import Reading
+from snowskin.store.objects.store import digest_of
+from snowskin.store.objects.wire import Status
+from snowskin.store.objects.words import (
+    BATCH_LIMIT,
+    Answer,
+    AskStat,
+    AskTransfer,
+    ChangeReplica,
+    Done,
+    Exists,
+    ExistsMany,
+    Flags,
+    Found,
+    Keys,
+    ListKeys,
+    Located,
+    Lookup,
+    Pin,
+    PutBusy,
+    PutEnd,
+    PutExists,
+    PutGranted,
+    PutStart,
+    Remove,
+    SetPin,
+    StoreStat,
+    TransferStatus,
+)
+from snowskin.terms.errors import InvalidInput, TransferFailed
+from snowskin.transfer.peer import local_host_id
+
+PinName = Literal["none", "soft", "hard"]
+_PINS = {"none": Pin.NONE, "soft": Pin.SOFT, "hard": Pin.HARD}
+DEFAULT_MASTER = "127.0.0.1:7411"
+
+
+class PutResult(msgspec.Struct, frozen=True):
+    """How a put ended.
+
+    Attributes:
+        status: "stored", or "exists" if the same content was there already (nothing was sent).
+        replicas: how many nodes hold it now; best effort, perhaps fewer than wanted.
+    """
+
+    status: Literal["stored", "exists"]
+    replicas: int
+    wanted_replicas: int
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """What the master knows of an object. ``digest`` is the xxh3-128 of its content, in hex."""
+
+    key: str
+    size_bytes: int
+    digest: str
+    nodes: tuple[str, ...]
+    pin: PinName
+
+
+class StoreClient:
+    """A client of the store. Safe to use from any thread; ``close`` it, or use it in a ``with``.
+
+    Every method raises MasterUnreachable if the master is asked and does not answer in time, and
+    InvalidInput for keys and buffers that cannot be. Keys are strings of 1 to 1024 bytes. Objects
+    are write-once and of any size, empty ones included.
+
+    Args:
+        master: ``host:port``.
+        cluster_key: what master and nodes were started with; None: they were given none.
+        timeout_s: longest that a method waits for a master, or for nodes that do not answer.
+        transport: "auto" maps the memory of nodes on this host and takes TCP to others; "tcp"
+            takes TCP to all.
+    """
+
+    def __init__(
+        self,
+        master: str = DEFAULT_MASTER,
+        *,
+        cluster_key: str | bytes | None = None,
+        timeout_s: float = 10.0,
+        transport: Literal["auto", "tcp"] = "auto",
+    ) -> None:
+        if transport not in ("auto", "tcp"):
+            raise InvalidInput(f"transport is auto or tcp, not {transport!r}")
+        if not timeout_s > 0:
+            raise InvalidInput(f"timeout_s is {timeout_s}; it must be above 0")
+        key = cluster_key.encode() if isinstance(cluster_key, str) else cluster_key or b""
+        self._timeout_s = timeout_s
+        self._master = MasterChannel(parse_address(master), key, timeout_s)
+        host_id = local_host_id() if transport == "auto" else None
+        self._reading = Reading(self._master, key, host_id)
+        self._closed = threading.Event()
+        threading.Thread(target=self._keep_leases, name="store-leases", daemon=True).start()
+
+    def __enter__(self) -> StoreClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections. Views that are still held may change from now on. Idempotent."""
+        self._closed.set()
+        self._reading.close()
+        self._master.close()
+
+    # Writing.
+
+    def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        replicas: int = 1,
+        node: str | None = None,
+        pin: PinName = "none",
+    ) -> PutResult:
+        """Store an object; when it returns, every client can read it.
+
+        Args:
+            value: anything with contiguous bytes (bytes, bytearray, memoryview, numpy array, CPU
+                tensor). It is not copied, and must not change meanwhile.
+            replicas: on how many nodes, as far as there are so many with room.
+            node: write there, and nowhere else if it is the only replica.
+            pin: "soft": evicted last; "hard": never evicted.
+
+        Raises:
+            KeyConflict: the key has other content.
+            PoolFullError: no node can make room.
+            StoreTimeout: another client is writing the key, and does not come to an end.
+        """
+        check_key(key)
+        if replicas < 1:
+            raise InvalidInput(f"replicas is {replicas}; it must be at least 1")
+        wanted_pin = _pin(pin)
+        view = memory_of(value)
+        start = PutStart(key, len(view), digest_of(view), replicas, node)
+        result = self._put(start, view)
+        if wanted_pin is not Pin.NONE:
+            self._master.ask(SetPin(key, wanted_pin), Done)
+        return result
+
+    def put_from(self, key: str, buffer: Any, **options: Any) -> PutResult:
+        """The same as ``put``: it never copies. Options and errors are those of ``put``."""
+        return self.put(key, buffer, **options)
+
+    def put_many(self, values: Mapping[str, Any], **options: Any) -> dict[str, PutResult]:
+        """Store several objects, one after the other.
+
+        Raises:
+            StoreError: as ``put``, at the first that fails; those before it are stored.
+        """
+        return {key: self.put(key, value, **options) for key, value in values.items()}
+
+    # Reading.
+
+    def get(self, key: str) -> memoryview:
+        """An object's bytes, read-only.
+
+        From a node of this host, large objects are viewed where they lie, without a copy; they stay
+        there for as long as the view, or anything made from it, lives (and this client is open and
+        not suspended for more than 20 s). Everything else comes in fresh memory, verified.
+
+        Raises:
+            KeyMissing: there is no such object.
+            ReplicaUnreachable: there is, but no node that holds it answers.
+        """
+        return self._reading.get(check_key(key), self._deadline_s())
+
+    def get_into(self, key: str, buffer: Any) -> int:
+        """Read an object into your memory; how many bytes it has.
+
+        Args:
+            buffer: writable and contiguous, at least as large as the object.
+
+        Raises:
+            InvalidInput: it is smaller than the object.
+            KeyMissing, ReplicaUnreachable: see ``get``. The buffer may hold anything then.
+        """
+        view = memory_of(buffer, writable=True)
+        return self._reading.get_into(check_key(key), view, self._deadline_s())
+
+    def get_range(self, key: str, first: int, count: int) -> memoryview:
+        """``count`` bytes of an object from byte ``first`` on; fewer where it ends before.
+
+        Raises:
+            InvalidInput: it ends before ``first``.
+            KeyMissing, ReplicaUnreachable: see ``get``.
+        """
+        if first < 0 or count < 0:
+            raise InvalidInput(f"first and count are {first} and {count}; they must not be below 0")
+        return self._reading.get_range(check_key(key), first, count, self._deadline_s())
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, memoryview | None]:
+        """Several objects, with one question to the master; None for those that are missing.
+
+        Raises:
+            ReplicaUnreachable: see ``get``.
+        """
+        self._reading.locate_many([check_key(key) for key in keys])
+        found: dict[str, memoryview | None] = {}
+        for key in keys:
+            try:
+                found[key] = self._reading.get(key, self._deadline_s())
+            except KeyMissing:
+                found[key] = None
+        return found
+
+    # Asking.
+
+    def exists(self, key: str) -> bool:
+        """Whether an object can be read. It protects nothing: it may go right after."""
+        return self._master.ask(Exists(check_key(key)), Answer).value
+
+    def exists_many(self, keys: Sequence[str]) -> list[bool]:
+        """The same for many keys, in order; millions a second."""
+        keys = list(keys)
+        if not keys:
+            return []
+        questions = [
+            ExistsMany(keys[start : start + BATCH_LIMIT])
+            for start in range(0, len(keys), BATCH_LIMIT)
+        ]
+        replies = self._master.ask_all(questions)
+        flags = b"".join(reply.values for reply in replies if isinstance(reply, Flags))
+        return list(map(bool, flags))
+
+    def size(self, key: str) -> int:
+        """An object's bytes.
+
+        Raises:
+            KeyMissing: there is no such object.
+        """
+        return self._locate(key).size_bytes
+
+    def info(self, key: str) -> ObjectInfo:
+        """An object's size, content digest, nodes and pin.
+
+        Raises:
+            KeyMissing: there is no such object.
+        """
+        found = self._locate(key)
+        names: dict[Pin, PinName] = {Pin.NONE: "none", Pin.SOFT: "soft", Pin.HARD: "hard"}
+        return ObjectInfo(
+            key, found.size_bytes, found.digest.hex(), found.nodes, names[Pin(found.pin)]
+        )
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Keys that begin with ``prefix``, in order; those put or removed meanwhile may be among
+        them or not. The master looks through all its keys for each ``BATCH_LIMIT`` of them."""
+        after: str | None = None
+        while True:
+            page = self._master.ask(ListKeys(prefix, after, BATCH_LIMIT), Keys)
+            yield from page.keys
+            if not page.more:
+                return
+            after = page.keys[-1]
+
+    def stat(self) -> StoreStat:
+        """Counts of objects and bytes, and each node's memory, as last reported."""
+        return self._master.ask(AskStat(), StoreStat)
+
+    # Keeping.
+
+    def remove(self, key: str) -> None:
+        """Remove an object; when it returns, no one can read it any more (views stay).
+
+        Raises:
+            KeyMissing: there is no such object.
+            StoreTimeout: it was removed, but a node does not confirm.
+        """
+        self._reading.forget(check_key(key))
+        self._master.ask(Remove(key), Done)
+
+    def pin(self, key: str, pin: PinName = "hard") -> None:
+        """Keep an object: "soft": evicted last; "hard": never evicted; "none": as any other.
+
+        Raises:
+            KeyMissing: there is no such object.
+        """
+        self._master.ask(SetPin(check_key(key), _pin(pin)), Done)
+
+    def unpin(self, key: str) -> None:
+        """The same as ``pin(key, "none")``."""
+        self.pin(key, "none")
+
+    def change_replica(
+        self, key: str, *, count: int | None = None, node: str | None = None
+    ) -> TransferStatus:
+        """Have more or fewer replicas, asynchronously: ask ``transfer_status`` how it goes.
+
+        Args:
+            count: how many there should be, at least 1.
+            node: instead: one there too.
+
+        Raises:
+            KeyMissing: there is no such object.
+            StoreRefused: no such node is up.
+        """
+        if (count is None) == (node is None) or (count is not None and count < 1):
+            raise InvalidInput("give either a count of at least 1 or a node")
+        return self._master.ask(ChangeReplica(check_key(key), count, node), TransferStatus)
+
+    def transfer_status(self, transfer: str | TransferStatus) -> TransferStatus:
+        """How far a change of replicas has come; best effort, it says what there is and why.
+
+        Raises:
+            NoSuchTransfer: it ended long ago, or the master was restarted.
+        """
+        name = transfer.transfer if isinstance(transfer, TransferStatus) else transfer
+        return self._master.ask(AskTransfer(name), TransferStatus)
+
+    def _deadline_s(self) -> float:
+        return time.monotonic() + self._timeout_s
+
+    def _locate(self, key: str) -> Located:
+        found = self._master.ask(Lookup((check_key(key),)), Found).objects[0]
+        if found is None:
+            raise KeyMissing(missing_message(key))
+        return found
+
+    def _put(self, start: PutStart, view: memoryview) -> PutResult:
+        deadline_s = self._deadline_s()
+        avoid: tuple[str, ...] = ()
+        failure: Exception | None = None
+        while True:
+            if time.monotonic() >= deadline_s:
+                if failure is not None:
+                    raise ReplicaUnreachable(
+                        f"could not write {start.key!r} to any node: {failure}"
+                    ) from failure
+                raise StoreTimeout(
+                    f"another client has been writing {start.key!r} for {self._timeout_s} s; "
+                    "try again later, or choose another key"
+                )
+            try:
+                reply = self._master.ask_any(msgspec.structs.replace(start, avoid=avoid))
+            except PoolFullError:
+                if failure is None:
+                    raise
+                avoid = ()  # Not full, but out of reach: they may come back.
+                time.sleep(RETRY_S)
+                continue
+            if isinstance(reply, PutExists):
+                return PutResult("exists", len(reply.nodes), start.replicas)
+            if isinstance(reply, PutBusy):
+                time.sleep(RETRY_S)
+                continue
+            assert isinstance(reply, PutGranted), reply
+            stored = 0
+            try:
+                for name in reply.nodes:
+                    try:
+                        status = self._reading.write(name, start, view)
+                    except (OSError, TransferFailed) as error:
+                        failure = error
+                        avoid += (name,)
+                        continue
+                    if status == Status.OK:
+                        stored += 1
+                    elif status == Status.CONFLICT:
+                        self._raise_conflict(start)
+                    elif status == Status.FULL:
+                        avoid += (name,)
+            finally:
+                self._master.ask_any(PutEnd(start.key))
+            if stored:
+                self._reading.forget(start.key)
+                return PutResult("stored", stored, start.replicas)
+
+    def _raise_conflict(self, start: PutStart) -> None:
+        raise KeyConflict(conflict_message(start.key))
+
+    def _keep_leases(self) -> None:
+        while not self._closed.wait(1.0):
+            self._reading.renew()
+
+
+def _pin(name: str) -> Pin:
+    if name not in _PINS:
+        raise InvalidInput(f"pin is none, soft or hard, not {name!r}")
+    return _PINS[name]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidInput(
+            f"{text!r} is no address of a master: write host:port, for example {DEFAULT_MASTER}",
+            parameter="master",
+        )
+    return host.strip("[]"), int(port)

@@ -1,0 +1,267 @@
+"""How a client reads and writes objects on nodes: where they are, which way, and what if not."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from snowskin.store.objects.asking import RETRY_S, MasterChannel
+from snowskin.store.objects.catalog import missing_message
+from snowskin.store.objects.channels import ChannelPool, read_request
+from snowskin.store.objects.errors import KeyMissing, ReplicaUnreachable
+from snowskin.store.objects.mapped import MappedNode
+from snowskin.store.objects.wire import Status
+from snowskin.store.objects.words import (
+    BATCH_LIMIT,
+    AskNodes,
+    Found,
+    Located,
+    Lookup,
+    NodeAddress,
+    Nodes,
+    PutStart,
+)
+from snowskin.terms.errors import InvalidInput, TransferFailed
+
+REMEMBERED_LIMIT = 65_536
+"""Objects whose nodes are remembered."""
+VIEW_LEAST_BYTES = 64 << 10
+"""Smaller objects of this host are copied, which costs less than a lease."""
+COOLDOWN_S = 1.0
+"""A node that failed is the last to be tried for so long."""
+
+_T = TypeVar("_T")
+_Act = Callable[[NodeAddress, Located], _T | None]
+
+
+class Reading:
+    """Remembers where objects are. What it remembers may be wrong: nodes know better.
+
+    Args:
+        host_id: nodes with the same one are read through their memory; None: none are.
+    """
+
+    def __init__(self, master: MasterChannel, cluster_key: bytes, host_id: str | None) -> None:
+        self._master = master
+        self._cluster_key = cluster_key
+        self._host_id = host_id
+        self._channels = ChannelPool(cluster_key)
+        self._located: OrderedDict[str, Located] = OrderedDict()
+        self._book: dict[str, NodeAddress] = {}
+        self._mapped: dict[str, MappedNode] = {}
+        self._failed_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: str, deadline_s: float) -> memoryview:
+        """See ``StoreClient.get``."""
+
+        def read(address: NodeAddress, located: Located) -> memoryview | None:
+            if address.host_id == self._host_id:
+                return _from_memory(self._mapping(address), key, located.size_bytes)
+            target = memoryview(bytearray(located.size_bytes))
+            return target.toreadonly() if self._read(address, key, target) else None
+
+        return self._from_any(key, deadline_s, read)
+
+    def get_into(self, key: str, view: memoryview, deadline_s: float) -> int:
+        """See ``StoreClient.get_into``."""
+
+        def read(address: NodeAddress, located: Located) -> int | None:
+            size: int | None = located.size_bytes
+            if address.host_id == self._host_id:
+                size = self._mapping(address).copy_into(key, view)
+            elif located.size_bytes <= len(view) and not self._read(
+                address, key, view[: located.size_bytes]
+            ):
+                return None
+            if size is not None and size > len(view):
+                raise InvalidInput(f"{key!r} has {size} bytes, the buffer only {len(view)}")
+            return size
+
+        return self._from_any(key, deadline_s, read)
+
+    def get_range(self, key: str, first: int, count: int, deadline_s: float) -> memoryview:
+        """See ``StoreClient.get_range``."""
+
+        def read(address: NodeAddress, located: Located) -> memoryview | None:
+            if first > located.size_bytes:
+                raise InvalidInput(
+                    f"{key!r} has {located.size_bytes} bytes; there is no byte {first}"
+                )
+            if address.host_id == self._host_id:
+                copied = self._mapping(address).copy(key, first, count)
+                return None if copied is None else memoryview(copied).toreadonly()
+            target = memoryview(bytearray(min(count, located.size_bytes - first)))
+            return target.toreadonly() if self._read(address, key, target, first) else None
+
+        return self._from_any(key, deadline_s, read)
+
+    def write(self, name: str, start: PutStart, view: memoryview) -> Status:
+        """Send an object to a node.
+
+        Raises:
+            OSError, TransferFailed: the node cannot be reached, or broke off.
+        """
+        address = self._address(name)
+        if address is None:
+            raise ConnectionError(f"{name} is not up any more")
+        unix = address.host_id == self._host_id
+        try:
+            channel = self._channels.take(address, unix=unix)
+            try:
+                status = channel.write(start.key, (view,), start.digest)
+            except BaseException:
+                channel.close()
+                raise
+        except (OSError, TransferFailed):
+            self._note_failure(address)
+            raise
+        self._channels.give_back(address, channel, unix=unix)
+        return status
+
+    def forget(self, key: str) -> None:
+        """Ask the master at the next read."""
+        self._located.pop(key, None)
+
+    def locate_many(self, keys: Sequence[str]) -> None:
+        """Learn where objects are that are not remembered."""
+        unknown = [key for key in dict.fromkeys(keys) if key not in self._located]
+        batches = [
+            tuple(unknown[start : start + BATCH_LIMIT])
+            for start in range(0, len(unknown), BATCH_LIMIT)
+        ]
+        if not batches:
+            return
+        replies = self._master.ask_all([Lookup(batch) for batch in batches])
+        for batch, reply in zip(batches, replies, strict=True):
+            assert isinstance(reply, Found), reply
+            for key, located in zip(batch, reply.objects, strict=True):
+                if located is not None:
+                    self._keep(key, located)
+
+    def renew(self) -> None:
+        """Keep the leases of all views alive."""
+        for session, mapped in list(self._mapped.items()):
+            try:
+                mapped.renew()
+            except OSError:
+                self._mapped.pop(session, None)
+
+    def close(self) -> None:
+        """Close everything."""
+        self._channels.close()
+        with self._lock:
+            mapped, self._mapped = self._mapped, {}
+        for node in mapped.values():
+            node.close()
+
+    def _from_any(self, key: str, deadline_s: float, act: _Act[_T]) -> _T:
+        """What ``act`` gives on the first node that holds the object and can be read."""
+        failure: Exception | None = None
+        located = self._located.get(key)
+        is_fresh = False
+        while True:
+            if located is None:
+                located = self._locate(key)
+                is_fresh = True
+            for name in self._in_order(located.nodes):
+                address = self._address(name)
+                if address is None:
+                    continue
+                try:
+                    result = act(address, located)
+                except (OSError, TransferFailed) as error:
+                    failure = error
+                    self._note_failure(address)
+                    continue
+                if result is not None:
+                    return result
+            self.forget(key)
+            located = None
+            if is_fresh:
+                if time.monotonic() >= deadline_s:
+                    raise ReplicaUnreachable(
+                        f"{key!r} exists, but its nodes cannot be read: "
+                        f"{failure or 'they have just lost it'}; try again, or look at "
+                        "`snowskin store stat`"
+                    ) from failure
+                time.sleep(RETRY_S)
+
+    def _locate(self, key: str) -> Located:
+        located = self._master.ask(Lookup((key,)), Found).objects[0]
+        if located is None:
+            raise KeyMissing(missing_message(key))
+        self._keep(key, located)
+        return located
+
+    def _keep(self, key: str, located: Located) -> None:
+        self._located[key] = located
+        while len(self._located) > REMEMBERED_LIMIT:
+            with contextlib.suppress(KeyError):
+                self._located.popitem(last=False)
+
+    def _in_order(self, names: tuple[str, ...]) -> Sequence[str]:
+        """Nodes of this host first, those that failed a moment ago last."""
+        if len(names) == 1:
+            return names
+        now_s = time.monotonic()
+
+        def rank(name: str) -> tuple[bool, bool]:
+            address = self._book.get(name)
+            failed = now_s - self._failed_s.get(name, -COOLDOWN_S) < COOLDOWN_S
+            return failed, address is None or address.host_id != self._host_id
+
+        return sorted(names, key=rank)
+
+    def _address(self, name: str) -> NodeAddress | None:
+        address = self._book.get(name)
+        if address is None:
+            nodes = self._master.ask(AskNodes(), Nodes).nodes
+            self._book = {node.name: node for node in nodes}
+            address = self._book.get(name)
+        return address
+
+    def _note_failure(self, address: NodeAddress) -> None:
+        """A node failed: forget its connections and where it was."""
+        self._failed_s[address.name] = time.monotonic()
+        if len(self._failed_s) > REMEMBERED_LIMIT:
+            self._failed_s.clear()
+        if self._book.get(address.name) == address:
+            self._book.pop(address.name, None)
+        self._channels.forget(address.session)
+        self._mapped.pop(address.session, None)
+
+    def _mapping(self, address: NodeAddress) -> MappedNode:
+        mapped = self._mapped.get(address.session)
+        if mapped is not None:
+            return mapped
+        with self._lock:
+            mapped = self._mapped.get(address.session)
+            if mapped is None:
+                mapped = MappedNode.open(address, self._cluster_key)
+                self._mapped[address.session] = mapped
+            return mapped
+
+    def _read(self, address: NodeAddress, key: str, target: memoryview, first: int = 0) -> bool:
+        """Fill ``target`` with an object, or a part of it; False if it is not there."""
+        channel = self._channels.take(address, unix=False)
+        try:
+            _, is_whole = channel.read_ahead(read_request(key, first, len(target)), target)
+        except BaseException:
+            channel.close()
+            raise
+        self._channels.give_back(address, channel, unix=False)
+        return is_whole
+
+
+def _from_memory(mapped: MappedNode, key: str, size_bytes: int) -> memoryview | None:
+    if size_bytes >= VIEW_LEAST_BYTES:
+        view = mapped.view(key)
+        if view is not None:
+            return view
+    copied = mapped.copy(key, 0, None)
+    return None if copied is None else memoryview(copied)

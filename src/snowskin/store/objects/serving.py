@@ -1,0 +1,245 @@
+"""What a node does for one client on one connection."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import xxhash
+
+from snowskin.store.objects.pool import PoolObject
+from snowskin.store.objects.store import ObjectStore, digest_of
+from snowskin.store.objects.wire import (
+    NO_DIGEST,
+    Operation,
+    Request,
+    RequestReader,
+    Status,
+    pack_reply,
+    receive_hashed,
+)
+from snowskin.store.objects.words import Pin
+from snowskin.transfer.wire import ConnectionEnded, send_buffers
+
+LEASE_S = 30.0
+"""A lease that its client does not renew ends after so long."""
+LEASES_LIMIT = 65_536
+"""Most leases of one connection."""
+SEND_TIMEOUT_S = 30.0
+DRAIN_LIMIT_BYTES = 64 << 20
+"""An object that is refused while it comes is read to its end up to this size."""
+
+
+class Reporter(Protocol):
+    """Tells the master."""
+
+    def committed(self, key: str) -> Status:
+        """Have the master know of an object, and wait until it does."""
+
+
+class Leases:
+    """What one connection keeps from being evicted."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._held: dict[int, PoolObject] = {}
+        self._until_s = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, number: int, item: PoolObject) -> None:
+        """Take over one use of an object.
+
+        Raises:
+            ConnectionError: too many, or a number in use.
+        """
+        with self._lock:
+            if len(self._held) >= LEASES_LIMIT or number in self._held:
+                self._store.release(item)
+                raise ConnectionError("too many leases, or the same one twice")
+            self._held[number] = item
+            self._until_s = time.monotonic() + LEASE_S
+
+    def renew(self, ended: tuple[int, ...]) -> None:
+        """End these, keep the others."""
+        with self._lock:
+            for number in ended:
+                item = self._held.pop(number, None)
+                if item is not None:
+                    self._store.release(item)
+            self._until_s = time.monotonic() + LEASE_S
+
+    def end_if_late(self) -> bool:
+        """End all if they were not renewed in time; whether there was something to end."""
+        with self._lock:
+            late = bool(self._held) and time.monotonic() >= self._until_s
+        if late:
+            self.end()
+        return late
+
+    def end(self) -> None:
+        """End all."""
+        with self._lock:
+            held, self._held = self._held, {}
+        for item in held.values():
+            self._store.release(item)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class ClientServing:
+    """Serves one client until it leaves or errs."""
+
+    def __init__(
+        self, connection: socket.socket, store: ObjectStore, reporter: Reporter, leases: Leases
+    ) -> None:
+        self._connection = connection
+        self._store = store
+        self._reporter = reporter
+        self._leases = leases
+        self._reader = RequestReader(connection)
+        self._operations: dict[int, Callable[[Request, bytes], None]] = {
+            Operation.READ: self._read,
+            Operation.WRITE: self._write,
+            Operation.MAP: self._map,
+            Operation.PLACE: self._place,
+            Operation.LEASE: self._lease,
+            Operation.RENEW: self._renew,
+        }
+
+    def run(self) -> None:
+        """Serve until the client leaves.
+
+        Raises:
+            OSError: it erred, or the connection broke.
+        """
+        # Blocking, with the kernel's own timeout for sending: one system call for each message.
+        self._connection.settimeout(None)
+        timeout = struct.pack("@ll", int(SEND_TIMEOUT_S), 0)
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        while True:
+            try:
+                request, rest = self._reader.next()
+            except ConnectionEnded:
+                return
+            operation = self._operations.get(request.operation)
+            if operation is None:
+                raise ConnectionError(f"no operation {request.operation}")
+            operation(request, rest)
+
+    def _read(self, request: Request, rest: bytes) -> None:
+        self._reader.put_back(rest)
+        item = self._store.acquire(request.key)
+        if item is None:
+            self._connection.sendall(pack_reply(Status.MISSING))
+            return
+        try:
+            first, size = request.first, item.size_bytes
+            if first > size:
+                self._connection.sendall(pack_reply(Status.RANGE, size))
+                return
+            count = min(request.length_bytes, size - first)
+            views = self._store.views(item, first, count)
+            digest = item.digest if count == size else digest_of(*views)
+            head = memoryview(pack_reply(Status.OK, size, count, digest))
+            send_buffers(self._connection, [head, *views])
+        finally:
+            self._store.release(item)
+        self._store.count(read_bytes=count)
+
+    def _write(self, request: Request, rest: bytes) -> None:
+        held = self._store.acquire(request.key)
+        if held is not None:
+            same = held.digest == request.digest
+            self._store.release(held)
+            self._refuse(request, rest, Status.OK if same else Status.CONFLICT)
+            return
+        item = self._store.reserve(request.key, request.length_bytes, Pin.NONE)
+        if item is None:
+            busy = self._store.is_reserved(request.key)
+            self._refuse(request, rest, Status.BUSY if busy else Status.FULL)
+            return
+        try:
+            hasher = xxhash.xxh3_128()
+            self._receive(self._store.views(item), rest, hasher)
+        except BaseException:
+            self._store.abort(item)
+            raise
+        if hasher.digest() != request.digest:
+            self._store.abort(item)
+            self._store.count(checksum_failures=1)
+            self._connection.sendall(pack_reply(Status.CORRUPT))
+            return
+        status = Status.CONFLICT
+        if self._store.commit(item, request.digest):
+            try:
+                status = self._reporter.committed(request.key)
+            finally:
+                self._store.release(item)
+        self._connection.sendall(pack_reply(status, request.length_bytes))
+
+    def _receive(self, views: list[memoryview], rest: bytes, hasher: xxhash.xxh3_128) -> None:
+        """Fill ``views``, first with what has come already."""
+        for view in views:
+            taken = min(len(rest), len(view))
+            view[:taken] = rest[:taken]
+            hasher.update(rest[:taken])
+            rest = rest[taken:]
+            receive_hashed(self._connection, [view[taken:]], hasher)
+        self._reader.put_back(rest)
+
+    def _refuse(self, request: Request, rest: bytes, status: Status) -> None:
+        """Answer a write that is not taken; its bytes are read and dropped, if they are few."""
+        left = request.length_bytes - len(rest)
+        if left > DRAIN_LIMIT_BYTES:
+            self._connection.sendall(pack_reply(status, request.length_bytes))
+            raise ConnectionError("an object that large is not read to its end for nothing")
+        scrap = memoryview(bytearray(min(max(left, 0), 1 << 20)))
+        self._reader.put_back(rest[request.length_bytes :])
+        while left > 0:
+            received = self._connection.recv_into(scrap[: min(left, len(scrap))])
+            if received == 0:
+                raise ConnectionEnded("the client closed the connection")
+            left -= received
+        self._connection.sendall(pack_reply(status, request.length_bytes))
+
+    def _map(self, request: Request, rest: bytes) -> None:
+        self._reader.put_back(rest)
+        if self._connection.family != socket.AF_UNIX:
+            raise ConnectionError("descriptors go over unix sockets only")
+        packed = msgspec.msgpack.encode(self._store.segment.layout)
+        head = pack_reply(Status.OK, 0, len(packed), digest_of(packed))
+        socket.send_fds(self._connection, [head + packed], [self._store.segment.fd])
+
+    def _place(self, request: Request, rest: bytes) -> None:
+        self._reader.put_back(rest)
+        with self._store.reading(request.key) as item:
+            packed = b"" if item is None else msgspec.msgpack.encode(self._store.place(item))
+        self._answer(packed)
+
+    def _lease(self, request: Request, rest: bytes) -> None:
+        self._reader.put_back(rest)
+        item = self._store.acquire(request.key)
+        packed = b""
+        if item is not None:
+            packed = msgspec.msgpack.encode(self._store.place(item))
+            self._leases.add(request.first, item)
+        self._answer(packed)
+
+    def _renew(self, request: Request, rest: bytes) -> None:
+        if request.length_bytes > 8 * LEASES_LIMIT:
+            raise ConnectionError("too many leases to end")
+        packed = bytearray(request.length_bytes)
+        self._receive([memoryview(packed)], rest, xxhash.xxh3_128())
+        self._leases.renew(struct.unpack(f"<{len(packed) // 8}Q", packed))
+        self._connection.sendall(pack_reply(Status.OK))
+
+    def _answer(self, packed: bytes) -> None:
+        status = Status.OK if packed else Status.MISSING
+        digest = digest_of(packed) if packed else NO_DIGEST
+        self._connection.sendall(pack_reply(status, 0, len(packed), digest) + packed)

@@ -1,0 +1,188 @@
+"""How objects' bytes go between clients and nodes. All integers are little-endian.
+
+Client to node: ``REQUEST`` (magic, operation, length of the key, first byte and number of bytes
+wanted or sent, xxh3-128 of the whole object, CRC-32 of all that and of the key), then the key,
+then for WRITE the object. Node to client: ``REPLY`` (magic, status, size of the object, number of
+bytes that follow, xxh3-128 of these, CRC-32), then the bytes. The CRCs are there because a right
+object taken for another is as wrong as a broken one, and TCP's own checksum is weak.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+import zlib
+from typing import NamedTuple
+
+import xxhash
+
+from snowskin.store.objects.words import KEY_LIMIT_BYTES
+from snowskin.transfer.wire import ConnectionEnded
+
+_REQUEST = struct.Struct("<4sBBHQQ16s")
+_REPLY = struct.Struct("<4sBBHQQ16s")
+_CRC = struct.Struct("<I")
+REQUEST_BYTES = _REQUEST.size + 4
+REPLY_BYTES = _REPLY.size + 4
+_MAGIC = b"SNWQ"
+_REPLY_MAGIC = b"SNWA"
+CHUNK_BYTES = 256 << 10
+"""So much is received before it is hashed, while it is still in the processor's cache."""
+WHOLE = (1 << 64) - 1
+"""As a number of bytes: all."""
+NO_DIGEST = bytes(16)
+
+
+class Operation(enum.IntEnum):
+    """What a client asks of a node."""
+
+    READ = 1
+    """Bytes of an object."""
+    WRITE = 2
+    """Here is an object."""
+    MAP = 3
+    """The segment's layout, and its descriptor; over the unix socket only."""
+    PLACE = 4
+    """Where the object lies in the segment; nothing protects it."""
+    LEASE = 5
+    """The same, and it stays there until the lease ends, on this connection; ``first`` is the
+    lease's number, chosen by the client."""
+    RENEW = 6
+    """Renew all leases of this connection, after ending those whose numbers are the payload."""
+
+
+class Status(enum.IntEnum):
+    """How it went."""
+
+    OK = 0
+    MISSING = 1
+    """No such object here."""
+    FULL = 2
+    """No room for it here."""
+    BUSY = 3
+    """Someone else writes the same key here just now."""
+    CORRUPT = 4
+    """The bytes that arrived were not those announced; nothing was stored."""
+    CONFLICT = 5
+    """The key has other content."""
+    AWAY = 6
+    """Stored, but the master could not be told in time."""
+    RANGE = 7
+    """The object ends before ``first``."""
+
+
+class Request(NamedTuple):
+    """What is asked."""
+
+    operation: int
+    key: str
+    first: int = 0
+    length_bytes: int = WHOLE
+    digest: bytes = NO_DIGEST
+
+
+def pack_request(
+    operation: int, key: str, first: int = 0, count: int = WHOLE, digest: bytes = NO_DIGEST
+) -> bytes:
+    """As it goes over the wire, key included."""
+    name = key.encode()
+    body = _REQUEST.pack(_MAGIC, operation, 0, len(name), first, count, digest)
+    return body + _CRC.pack(zlib.crc32(name, zlib.crc32(body))) + name
+
+
+def pack_reply(
+    status: int, size_bytes: int = 0, count: int = 0, digest: bytes = NO_DIGEST
+) -> bytes:
+    """As it goes over the wire, without the bytes."""
+    body = _REPLY.pack(_REPLY_MAGIC, status, 0, 0, size_bytes, count, digest)
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+class Reply(NamedTuple):
+    """What came back, before the bytes."""
+
+    status: int
+    size_bytes: int
+    length_bytes: int
+    digest: bytes
+
+
+def unpack_reply(packed: bytes | bytearray) -> Reply:
+    """Read it again.
+
+    Raises:
+        ConnectionError: it was damaged on the way, or is something else.
+    """
+    body = packed[: _REPLY.size]
+    magic, status, _, _, size_bytes, count, digest = _REPLY.unpack(body)
+    if magic != _REPLY_MAGIC or _CRC.unpack_from(packed, _REPLY.size)[0] != zlib.crc32(body):
+        raise ConnectionError("a reply was damaged on the way")
+    return Reply(status, size_bytes, count, digest)
+
+
+class RequestReader:
+    """Takes requests from a connection; a short one is one system call."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray(REQUEST_BYTES + KEY_LIMIT_BYTES)
+        self._view = memoryview(self._buffer)
+        self._have = 0
+
+    def next(self) -> tuple[Request, bytes]:
+        """The next request, and what of its payload came with it already.
+
+        Raises:
+            ConnectionEnded: the client is gone.
+            ConnectionError: that was no request.
+        """
+        self._want(REQUEST_BYTES)
+        fields = _REQUEST.unpack_from(self._buffer)
+        magic, operation, _, key_bytes, first, count, digest = fields
+        if magic != _MAGIC or key_bytes > KEY_LIMIT_BYTES:
+            raise ConnectionError("no request")
+        end = REQUEST_BYTES + key_bytes
+        self._want(end)
+        name = bytes(self._view[REQUEST_BYTES:end])
+        (crc,) = _CRC.unpack_from(self._buffer, _REQUEST.size)
+        if crc != zlib.crc32(name, zlib.crc32(self._view[: _REQUEST.size])):
+            raise ConnectionError("a request was damaged on the way")
+        rest = bytes(self._view[end : self._have])
+        self._have = 0
+        try:
+            key = name.decode()
+        except UnicodeDecodeError as error:
+            raise ConnectionError("a key that is no text") from error
+        return Request(operation, key, first, count, digest), rest
+
+    def put_back(self, rest: bytes) -> None:
+        """What was read too much belongs to the next request."""
+        self._view[: len(rest)] = rest
+        self._have = len(rest)
+
+    def _want(self, count: int) -> None:
+        while self._have < count:
+            received = self._connection.recv_into(self._view[self._have :])
+            if received == 0:
+                raise ConnectionEnded("the client closed the connection")
+            self._have += received
+
+
+def receive_hashed(
+    connection: socket.socket, parts: list[memoryview], hasher: xxhash.xxh3_128 | None
+) -> None:
+    """Fill all parts, hashing what has arrived while more arrives.
+
+    Raises:
+        ConnectionEnded, OSError: the connection ended or fell silent.
+    """
+    for part in parts:
+        rest = part
+        while rest:
+            received = connection.recv_into(rest[:CHUNK_BYTES])
+            if received == 0:
+                raise ConnectionEnded("the connection ended before the object did")
+            if hasher is not None:
+                hasher.update(rest[:received])
+            rest = rest[received:]

@@ -1,0 +1,238 @@
+"""What a user of the store may count on, over a mapped node and over TCP alike."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from snowskin.store import KeyConflict, KeyMissing, MasterUnreachable, PoolFullError, StoreClient
+from snowskin.store.objects.words import TransferState
+from snowskin.terms.errors import InvalidInput
+from snowskin.transfer.authentication import NotAuthenticated
+
+from .running import MIB, LocalStore, content, wait_until
+
+SIZES = (0, 1, 1000, 4096, 65_536, 65_537, 3 * MIB + 5)
+
+
+@pytest.fixture(params=["auto", "tcp"])
+def client(store, request):
+    store.node()
+    return store.client(transport=request.param)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_was_put_is_read_back_in_every_way(client, size):
+    value = content(size, seed=size)
+    assert client.put("key", value).status == "stored"
+    assert bytes(client.get("key")) == value
+    buffer = bytearray(size + 3)
+    assert client.get_into("key", buffer) == size
+    assert buffer[:size] == value
+    assert bytes(client.get_range("key", size // 2, 7)) == value[size // 2 : size // 2 + 7]
+    assert client.size("key") == size
+    assert client.get("key").readonly
+
+
+def test_the_same_content_again_exists_and_other_content_is_refused(client):
+    client.put("key", b"one")
+    assert client.put("key", b"one").status == "exists"
+    with pytest.raises(KeyConflict, match="remove it first"):
+        client.put("key", b"two")
+    assert bytes(client.get("key")) == b"one"
+
+
+def test_a_missing_key_is_an_error_and_an_empty_value_is_none(client):
+    client.put("empty", b"")
+    assert bytes(client.get("empty")) == b""
+    for ask in (client.get, client.size, client.remove, client.pin, client.info):
+        with pytest.raises(KeyMissing, match="'absent'"):
+            ask("absent")
+    with pytest.raises(KeyMissing):
+        client.get_into("absent", bytearray(1))
+    assert client.get_many(["absent", "empty"]) == {"absent": None, "empty": b""}
+
+
+def test_a_removed_key_is_gone_for_every_client_and_free_again(store, client):
+    other = store.client()
+    client.put("key", content(4096))
+    assert bytes(other.get("key")) == content(4096)
+    client.remove("key")
+    for asked in (client, other):
+        assert not asked.exists("key")
+        with pytest.raises(KeyMissing):
+            asked.get("key")
+    assert client.put("key", b"new").status == "stored"
+    assert bytes(other.get("key")) == b"new"
+
+
+def test_arrays_and_tensors_go_in_and_out_without_being_packed(client):
+    array = np.arange(5000, dtype=np.float32).reshape(50, 100)
+    client.put_from("array", array)
+    back = np.empty_like(array)
+    assert client.get_into("array", back) == array.nbytes
+    assert np.array_equal(array, back)
+    tensor = torch.arange(999, dtype=torch.bfloat16)
+    client.put_from("tensor", tensor)
+    there = torch.empty_like(tensor)
+    assert client.get_into("tensor", there) == 2 * 999
+    assert torch.equal(tensor, there)
+
+
+def test_values_without_plain_memory_are_refused_with_a_remedy(client):
+    for value, remedy in (
+        ("text", "give bytes"),
+        (np.zeros((4, 4)).T[1:], "ascontiguousarray"),
+        (np.array([object()]), "ascontiguousarray"),
+        (torch.zeros(4, 4).T[1:], "contiguous"),
+    ):
+        with pytest.raises(InvalidInput, match=remedy):
+            client.put("key", value)
+    client.put("key", b"abc")
+    with pytest.raises(InvalidInput, match="3 bytes, the buffer only 2"):
+        client.get_into("key", bytearray(2))
+    with pytest.raises(InvalidInput, match="bytearray"):
+        client.get_into("key", b"abc")
+    with pytest.raises(InvalidInput, match="3 bytes"):
+        client.get_range("key", 4, 1)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 1025, b"bytes", "ü" * 513])
+def test_keys_that_cannot_be_are_refused(client, key):
+    with pytest.raises(InvalidInput, match="key"):
+        client.put(key, b"")
+
+
+def test_keys_are_listed_in_order_by_prefix(client):
+    client.put_many({f"a/{index:03}": b"x" for index in range(30)} | {"b": b""})
+    assert list(client.list("a/")) == [f"a/{index:03}" for index in range(30)]
+    assert list(client.list()) == [*client.list("a/"), "b"]
+    assert list(client.list("c")) == []
+
+
+def test_existence_is_told_key_by_key_in_order(client):
+    client.put("here", b"x")
+    keys = ["here" if index % 3 else f"absent-{index}" for index in range(20_000)]
+    assert client.exists_many(keys) == [bool(index % 3) for index in range(20_000)]
+    assert client.exists_many([]) == []
+    assert client.exists("here")
+    assert not client.exists("absent")
+
+
+def test_a_view_keeps_its_bytes_while_the_node_evicts_all_else(store):
+    store.node(dram_bytes=4 * MIB)
+    client = store.client()
+    client.put("viewed", content(MIB, seed=7))
+    view = client.get("viewed")
+    for index in range(12):
+        client.put(f"other-{index}", content(MIB, seed=index))
+    client.remove("viewed")
+    for index in range(12, 24):
+        client.put(f"other-{index}", content(MIB, seed=index))
+    assert view == content(MIB, seed=7)
+    del view
+    gc.collect()
+    wait_until(lambda: store.nodes["node-0"].usage().leases == 0)
+    for index in range(24, 30):
+        client.put(f"other-{index}", content(MIB, seed=index))
+    assert store.nodes["node-0"].store.usage().objects >= 3
+
+
+def test_pinned_objects_stay_and_a_pool_of_them_is_full(store, client):
+    store.nodes["node-0"].stop()
+    wait_until(lambda: not client.stat().nodes)
+    store.node("small", dram_bytes=4 * MIB)
+    client.put("hard", content(2 * MIB), pin="hard")
+    client.put("soft", content(MIB // 2), pin="soft")
+    for index in range(10):
+        client.put(f"other-{index}", content(MIB // 2, seed=index))
+    assert client.exists("soft")
+    with pytest.raises(PoolFullError, match="unpin"):
+        client.put("large", content(3 * MIB))
+    assert client.exists_many(["hard", "soft"]) == [True, False]
+    client.unpin("hard")
+    assert client.put("large", content(3 * MIB)).status == "stored"
+    assert not client.exists("hard")
+    with pytest.raises(PoolFullError, match="no node has room"):
+        client.put("huge", content(5 * MIB))
+
+
+def test_replicas_grow_and_shrink_and_say_how_far_they_came(store):
+    for index in range(3):
+        store.node(f"node-{index}")
+    client = store.client()
+    assert client.put("key", content(MIB), replicas=2).replicas == 2
+    grown = client.change_replica("key", count=3)
+    wait_until(lambda: client.transfer_status(grown).state is not TransferState.RUNNING)
+    assert client.transfer_status(grown).state is TransferState.DONE
+    assert set(client.info("key").nodes) == {"node-0", "node-1", "node-2"}
+    asked = client.change_replica("key", count=5)
+    wait_until(lambda: client.transfer_status(asked).state is not TransferState.RUNNING)
+    status = client.transfer_status(asked)
+    assert (status.state, status.replicas, status.wanted) == (TransferState.FAILED, 3, 5)
+    assert "only 3 nodes" in status.failure
+    shrunk = client.change_replica("key", count=1)
+    wait_until(lambda: client.transfer_status(shrunk).state is TransferState.DONE)
+    (left,) = client.info("key").nodes
+    assert bytes(client.get("key")) == content(MIB)
+    elsewhere = next(name for name in store.nodes if name != left)
+    moved = client.change_replica("key", node=elsewhere)
+    wait_until(lambda: client.transfer_status(moved).state is TransferState.DONE)
+    assert set(client.info("key").nodes) == {left, elsewhere}
+
+
+def test_clients_without_the_cluster_key_are_turned_away():
+    store = LocalStore(key=b"secret")
+    try:
+        store.node()
+        store.client().put("key", b"x")
+        with StoreClient(store.address) as stranger, pytest.raises(NotAuthenticated):
+            stranger.get("key")
+    finally:
+        store.close()
+
+
+def test_an_absent_master_is_named_with_its_remedy():
+    with (
+        StoreClient("127.0.0.1:1", timeout_s=0.2) as client,
+        pytest.raises(MasterUnreachable, match="snowskin store master"),
+    ):
+        client.exists("key")
+
+
+def test_threads_share_a_client(client):
+    failures = []
+
+    def work(number):
+        for index in range(40):
+            key = f"{number}-{index}"
+            client.put(key, content(3000 * index, seed=number))
+            if bytes(client.get(key)) != content(3000 * index, seed=number):
+                failures.append(key)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_one_of_many_writers_of_a_key_wins_and_all_learn_it(store):
+    store.node()
+    outcomes = []
+
+    def work(number):
+        try:
+            outcomes.append(store.client().put("key", content(MIB, seed=number % 2)).status)
+        except KeyConflict:
+            outcomes.append("conflict")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["conflict"] * 4 + ["exists"] * 3 + ["stored"]
