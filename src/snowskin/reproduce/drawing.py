@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#8d6a4f", "#555555")
 PAPER_GREY = "#9a9a9a"
 PANELS_IN_A_ROW = 3
+MOST_TICKS = 8
 
 
 def draw(result: Result, path: Path, *, title: str) -> None:
@@ -42,6 +43,8 @@ def draw(result: Result, path: Path, *, title: str) -> None:
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
     axes.set_title(panel.title, fontsize="medium")
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     axes.grid(visible=True, axis="y", color="#e4e4e4")
@@ -66,13 +69,35 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             _name_places(axes, places)
     if panel.log_x:
         axes.set_xscale("log")
+        _plain_ticks(axes, panel)
     if panel.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if panel.line_y is not None:
         axes.axhline(panel.line_y, color="black", linestyle=":", linewidth=1)
     axes.legend(fontsize="small", framealpha=0.85)
+
+
+def _plain_ticks(axes: Axes, panel: Panel) -> None:
+    """Numbers as people write them; at the points themselves where these are few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    values = sorted({float(x) for curve in panel.curves for x in curve.x})
+    if len(values) <= MOST_TICKS:
+        axes.set_xticks(values)
+    else:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="x", labelsize=8)
+
+
+def _tick(value: float) -> str:
+    return f"{value / 1000:g}k" if value >= 1_000 else f"{value:g}"
 
 
 def _places(panel: Panel) -> list[str]:
@@ -124,7 +149,7 @@ def _draw_bars(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
             labels = [_short(value) for _, value in values]
             axes.bar_label(bars, labels, fontsize=7, padding=1)
     _name_places(axes, places)
-    axes.margins(y=0.12)
+    axes.margins(y=0.12 if len(panel.curves) < 3 else 0.3)
 
 
 def _short(value: float) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-from snowskin.measure.records import Slo, is_effective
+from snowskin.measure.records import Ending, RequestRecord, Slo, is_effective
 from snowskin.reproduce import paper
 from snowskin.reproduce import parameters as p
 from snowskin.reproduce.capacity import SpeedLadder
@@ -19,6 +18,7 @@ from snowskin.sim.simulate import simulate
 from snowskin.trace.records import Trace
 
 Config = WorldConfig | CoupledConfig
+Promise = Callable[[RequestRecord], bool]
 Ladders = dict[str, SpeedLadder]
 MOONCAKE = "mooncake"
 DEFINITION = (
@@ -28,29 +28,54 @@ DEFINITION = (
 )
 
 
-def summary_of_run(trace: Trace, config: Config) -> dict[str, Any]:
-    """The flat summary of a trace on either kind of cluster."""
+def play(trace: Trace, config: Config) -> list[RequestRecord]:
+    """The records of a trace on either kind of cluster."""
     if isinstance(config, WorldConfig):
-        return simulate(trace, config).summary
-    return simulate_coupled(trace, config)[0]
+        return simulate(trace, config).records
+    return simulate_coupled(trace, config)[1]
 
 
-def effective_ratios(
-    trace: Trace, config: Config, slos: Sequence[Slo], speed: float
+def kept_ratios(
+    trace: Trace, config: Config, promises: Sequence[Promise], speed: float
 ) -> list[float]:
-    """Effective requests / requests for each SLO, at one replay speed."""
-    sped = trace.sped_up(speed)
-    if isinstance(config, WorldConfig):
-        records = simulate(sped, config).records
-    else:
-        records = simulate_coupled(sped, config)[1]
-    return [sum(is_effective(each, slo) for each in records) / len(records) for slo in slos]
+    """Requests for which each promise is kept / requests, at one replay speed."""
+    records = play(trace.sped_up(speed), config)
+    return [sum(map(promise, records)) / len(records) for promise in promises]
 
 
-def ladders_of(played: Workload, configs: dict[str, Config], slos: Sequence[Slo]) -> Ladders:
+def within(slo: Slo) -> Promise:
+    """FAST's effective request: its TBT is the mean of the longest 10 % of intervals."""
+    return partial(is_effective, slo=slo)
+
+
+def mean_interval_s(record: RequestRecord) -> float | None:
+    """The arXiv paper's TBT, in seconds per token: the mean over all intervals of a request."""
+    if record.ttft_s is None or record.output_tokens < 2:
+        return None
+    return (record.finished_s - record.arrived_s - record.ttft_s) / (record.output_tokens - 1)
+
+
+def within_per_token(slo: Slo) -> Promise:
+    """The arXiv paper's effective request: its TBT is the mean over all intervals."""
+
+    def keeps(record: RequestRecord) -> bool:
+        tbt_s = mean_interval_s(record)
+        return (
+            record.ending is Ending.COMPLETED
+            and record.ttft_s is not None
+            and (slo.ttft_s is None or record.ttft_s <= slo.ttft_s)
+            and (slo.tbt_s is None or tbt_s is None or tbt_s <= slo.tbt_s)
+        )
+
+    return keeps
+
+
+def ladders_of(
+    played: Workload, configs: dict[str, Config], promises: Sequence[Promise]
+) -> Ladders:
     """One search for each system; nothing is played yet."""
     return {
-        system: SpeedLadder(partial(effective_ratios, played.trace, config, slos))
+        system: SpeedLadder(partial(kept_ratios, played.trace, config, promises))
         for system, config in configs.items()
     }
 
@@ -74,7 +99,7 @@ def _rates(ladders: Ladders, index: int, rate_per_s: float) -> dict[str, float |
 def fast_gain(item: str, name: str, scale: Scale) -> Result:
     """FAST Figures 1, 6, 7: capacity of 8P+8D against 16 instances of each rival."""
     played = workload(name, scale.swept())
-    slos = [Slo(p.TTFT_SLO_S, tbt_s) for tbt_s in p.TBT_SLOS_S]
+    slos = [within(Slo(p.TTFT_SLO_S, tbt_s)) for tbt_s in p.TBT_SLOS_S]
     configs: dict[str, Config] = {MOONCAKE: papers_world()}
     configs |= {system: rival(system) for system in SYSTEMS}
     ladders = ladders_of(played, configs, slos)
@@ -138,29 +163,46 @@ def replay_gain(scale: Scale) -> Result:
     """arXiv Figure 13: 10P+10D against 20 vLLM instances on the real workload."""
     played = drawn(p.REAL, scale.swept())
     ttft_s, tbt_s = p.TTFT_SLO_S, p.TBT_SLOS_S[0]
-    slos = [Slo(ttft_s, tbt_s), Slo(None, tbt_s), Slo(ttft_s, None)]
+    both = Slo(ttft_s, tbt_s)
+    promises = [
+        within_per_token(both),
+        within_per_token(Slo(None, tbt_s)),
+        within_per_token(Slo(ttft_s, None)),
+        within(both),
+        within(Slo(None, tbt_s)),
+    ]
     configs: dict[str, Config] = {
         MOONCAKE: papers_world(prefill=10, decode=10),
         "vllm": rival("vllm", instances=20),
     }
-    ladders = ladders_of(played, configs, slos)
+    ladders = ladders_of(played, configs, promises)
     rate_per_s = played.rate_per_s()
-    rates = _rates(ladders, 0, rate_per_s)
+    per_token, longest = _rates(ladders, 0, rate_per_s), _rates(ladders, 3, rate_per_s)
     rows: list[Row] = []
     for system, ladder in ladders.items():
-        within = ladder.at_own_speed(1)
-        rows.append(
-            row(f"{system}, within the TBT SLO, ratio", paper.REPLAY_TBT_RATIO[system], within)
-        )
+        printed = paper.REPLAY_TBT_RATIO[system]
+        rows.append(row(f"{system}, within the TBT SLO, ratio", printed, ladder.at_own_speed(1)))
         rows.append(row(f"{system}, within the TTFT SLO, ratio", 1.0, ladder.at_own_speed(2)))
-    rows.append(row("gain in capacity", paper.REPLAY_GAIN, gain_of(rates[MOONCAKE], rates["vllm"])))
-    rows += [row(f"{system}, capacity, requests/s", None, rate) for system, rate in rates.items()]
+    gain = gain_of(per_token[MOONCAKE], per_token["vllm"])
+    rows.append(row("gain in capacity", paper.REPLAY_GAIN, gain))
+    rows += [
+        row(f"{system}, capacity, requests/s", None, rate) for system, rate in per_token.items()
+    ]
+    for system, ladder in ladders.items():
+        rows.append(row(f"{system}, within FAST's TBT, ratio", None, ladder.at_own_speed(4)))
+    gain = gain_of(longest[MOONCAKE], longest["vllm"])
+    rows.append(row("gain in capacity by FAST's TBT", None, gain))
     report = Report(
         "arxiv-fig13",
         tuple(rows),
         described([played]),
-        DEFINITION + "; ratios at the workload's own speed",
-        ("the paper's TBT is 0.1 s per token; ours is the mean of the longest 10 % of intervals",),
+        f"capacity: the highest replay speed at which {p.EFFECTIVE_RATIO:.0%} of the requests have "
+        f"a TTFT of at most {ttft_s:g} s and a TBT of at most {tbt_s:g} s per token, which is the "
+        "mean over all intervals of a request; ratios at the workload's own speed",
+        (
+            "the arXiv paper states its TBT per token; by FAST's definition (the longest 10 %) "
+            "one long prefill of a neighbour breaks the promise: rows of it are given beside",
+        ),
     )
     panels = (
         _by_rate("Requests within the TBT SLO", ladders, 1, rate_per_s),
