@@ -277,6 +277,8 @@ def _recommended_sampling(generation: dict[str, Any]) -> Sampling:
     }
     if named.get("top_k") == 0:
         del named["top_k"]
+    if generation.get("do_sample") is False:
+        named["temperature"] = 0.0
     try:
         return msgspec.convert(named, Sampling, strict=True)
     except msgspec.ValidationError as error:
