@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from snowskin.store.eviction import make_policy
 from snowskin.store.pool import BlockPool, Committed, PoolFull
-from snowskin.terms.events import BlocksCommitted, BlocksEvicted, PlacedBlock
+from snowskin.terms.events import BlocksCommitted, BlocksEvicted
 from snowskin.terms.ids import BlockKey, NodeId, RequestId, SlotIndex, Tier
 
 Tell = Callable[[BlocksCommitted | BlocksEvicted], None]
@@ -94,16 +94,9 @@ class NodeMemory:
             self._on_room()
 
     def _tell_changes(self) -> None:
-        committed: list[PlacedBlock] = []
-        evicted: list[BlockKey] = []
-        for event in self._pool.drain_events():
-            if isinstance(event, Committed):
-                committed.append(event.block)
+        for kind, blocks in self._pool.drain_runs():
+            if kind is Committed:
+                self._tell(BlocksCommitted(self.node, Tier.DRAM, tuple(blocks)))
             else:
-                evicted.append(event.block.key)
-        # One reservation only evicts and one commitment only commits, so order is kept.
-        assert not (committed and evicted)
-        if committed:
-            self._tell(BlocksCommitted(self.node, Tier.DRAM, tuple(committed)))
-        if evicted:
-            self._tell(BlocksEvicted(self.node, Tier.DRAM, tuple(evicted)))
+                keys = tuple([block.key for block in blocks])
+                self._tell(BlocksEvicted(self.node, Tier.DRAM, keys))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from snowskin.store.eviction import EvictionPolicy, make_policy
-from snowskin.store.pool import BlockPool, Committed, PoolEvent, PoolFull, PoolStat
+from snowskin.store.pool import BlockPool, Committed, Evicted, PoolFull, PoolStat
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.events import BlocksCommitted, BlocksEvicted, PlacedBlock
 from snowskin.terms.ids import BlockKey, NodeId, SlotIndex, Tier
@@ -130,8 +129,8 @@ class BlockStore:
         ``BlockPool.drain_events``.
         """
         with self._lock:
-            events = self._pool.drain_events()
-        return tuple(self._batches(events))
+            runs = self._pool.drain_runs()
+        return tuple([self._batch(kind, blocks) for kind, blocks in runs])
 
     def held(self) -> BlocksCommitted:
         """Everything that is committed now, for a directory that starts anew."""
@@ -144,11 +143,10 @@ class BlockStore:
         with self._lock:
             return self._pool.stat()
 
-    def _batches(self, events: Iterable[PoolEvent]) -> Iterator[BlocksCommitted | BlocksEvicted]:
-        for kind, run in groupby(events, type):
-            blocks = tuple(event.block for event in run)
-            if kind is Committed:
-                yield BlocksCommitted(node=self.node, tier=Tier.DRAM, blocks=blocks)
-            else:
-                keys = tuple(block.key for block in blocks)
-                yield BlocksEvicted(node=self.node, tier=Tier.DRAM, keys=keys)
+    def _batch(
+        self, kind: type[Committed] | type[Evicted], blocks: list[PlacedBlock]
+    ) -> BlocksCommitted | BlocksEvicted:
+        if kind is Committed:
+            return BlocksCommitted(node=self.node, tier=Tier.DRAM, blocks=tuple(blocks))
+        keys = tuple([block.key for block in blocks])
+        return BlocksEvicted(node=self.node, tier=Tier.DRAM, keys=keys)

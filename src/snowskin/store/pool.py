@@ -11,8 +11,8 @@ change; it is the same number as in the segment's table (see ``transfer.memory``
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
-from enum import Enum
+from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -42,6 +42,9 @@ class Evicted(msgspec.Struct, frozen=True):
 
 PoolEvent = Committed | Evicted
 
+Run = tuple[type[Committed] | type[Evicted], list[PlacedBlock]]
+"""Events of one kind that followed each other."""
+
 
 class PoolStat(msgspec.Struct, frozen=True):
     """Slots now (free + reserved + committed = slot_count), and events since the start."""
@@ -60,23 +63,6 @@ class PoolStat(msgspec.Struct, frozen=True):
     """Reservations that found no room."""
 
 
-class _State(Enum):
-    FREE = "free"
-    RESERVED = "reserved"
-    COMMITTED = "committed"
-
-
-class _Slot:
-    __slots__ = ("generation", "key", "leases", "pins", "state")
-
-    def __init__(self) -> None:
-        self.state = _State.FREE
-        self.generation = 0
-        self.key: BlockKey | None = None
-        self.pins = 0
-        self.leases = 0
-
-
 class _Lease:
     __slots__ = ("slots", "until_s")
 
@@ -93,15 +79,26 @@ class BlockPool:
     """
 
     def __init__(self, slot_count: int, policy: EvictionPolicy[BlockKey]) -> None:
-        self._slots = [_Slot() for _ in range(slot_count)]
-        # The lowest free slot first: neighbours are copied in one piece.
-        self._free = list(range(slot_count))
+        # One list for each fact about a slot: a pool has thousands of slots, and a simulated
+        # cluster hundreds of pools. A slot that holds its key is committed; one that is in use
+        # without a key is reserved.
+        self._slot_count = slot_count
+        self._keys: list[BlockKey | None] = [None] * slot_count
+        self._blocks: list[PlacedBlock | None] = [None] * slot_count
+        self._generations = [0] * slot_count
+        self._pins = [0] * slot_count
+        self._leased: dict[SlotIndex, int] = {}
+        # The lowest free slot first: neighbours are copied in one piece. Slots from
+        # ``_untouched`` on were never in use.
+        self._free: list[int] = []
+        self._untouched = 0
         self._held: dict[BlockKey, SlotIndex] = {}
         self._policy = policy
         self._leases: dict[str, _Lease] = {}
         self._deadlines: list[tuple[float, str]] = []
-        self._events: list[PoolEvent] = []
-        self._events_limit = 4 * slot_count + 64
+        self._runs: list[Run] = []
+        self._untold_count = 0
+        self._untold_limit = 4 * slot_count + 64
         self._reserved_count = 0
         self._commits = 0
         self._evictions = 0
@@ -110,24 +107,25 @@ class BlockPool:
 
     def match(self, keys: Sequence[BlockKey]) -> int:
         """How many leading keys are committed here. Counts as no use."""
+        held = self._held
         for index, key in enumerate(keys):
-            if key not in self._held:
+            if key not in held:
                 return index
         return len(keys)
 
     def held(self) -> tuple[PlacedBlock, ...]:
         """Every committed block, in order of commitment."""
-        return tuple(self._placed(key, index) for key, index in self._held.items())
+        return tuple(self._block(index) for index in self._held.values())
 
     def pin(self, keys: Sequence[BlockKey]) -> tuple[PlacedBlock, ...]:
         """Pin the longest committed prefix of ``keys``, once more each; its blocks."""
         matched = keys[: self.match(keys)]
         for key in reversed(matched):
             index = self._held[key]
-            self._protect(index)
-            self._slots[index].pins += 1
+            self._protect(index, key)
+            self._pins[index] += 1
             self._policy.touch(key)
-        return tuple(self._placed(key, self._held[key]) for key in matched)
+        return tuple([self._block(self._held[key]) for key in matched])
 
     def reserve(self, keys: Sequence[BlockKey]) -> tuple[PlacedBlock, ...] | PoolFull:
         """Take a slot for each key to write into, pinned once, evicting as needed; all or none.
@@ -135,20 +133,22 @@ class BlockPool:
         The keys are names only: nobody finds a block by its key before ``commit``.
         """
         count = len(keys)
-        obtainable = len(self._free) + self._policy.exposed_count()
+        free_count = self._free_count()
+        obtainable = free_count + self._policy.exposed_count()
         if count > obtainable:
             self._refusals += 1
             return PoolFull(wanted=count, obtainable=obtainable)
-        while len(self._free) < count:
-            self._evict_one()
-        taken = tuple(SlotIndex(heapq.heappop(self._free)) for _ in range(count))
-        for index in taken:
-            slot = self._slots[index]
-            slot.state = _State.RESERVED
-            slot.generation += 1
-            slot.pins = 1
+        generations, pins, blocks = self._generations, self._pins, self._blocks
+        taken: list[PlacedBlock] = []
+        for key, index in zip(keys, self._take(count, free_count), strict=True):
+            generation = generations[index] + 1
+            generations[index] = generation
+            pins[index] = 1
+            block = PlacedBlock(key, index, generation)
+            blocks[index] = block
+            taken.append(block)
         self._reserved_count += count
-        return tuple(self._placed(key, index) for key, index in zip(keys, taken, strict=True))
+        return tuple(taken)
 
     def commit(
         self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int = 0
@@ -161,38 +161,48 @@ class BlockPool:
         Args:
             depth: index in its chain of the first of these blocks.
         """
-        committed: list[tuple[BlockKey, SlotIndex, int]] = []
-        for offset, (index, key) in enumerate(zip(slots, keys, strict=True)):
-            slot = self._slots[index]
-            assert slot.state is _State.RESERVED, f"slot {index} is not reserved"
-            if key in self._held:
+        blocks: list[PlacedBlock] = []
+        uses: list[tuple[BlockKey, int]] = []
+        held, names = self._held, self._keys
+        for index, key in zip(slots, keys, strict=True):
+            block = self._blocks[index]
+            assert block is not None, f"slot {index} is not reserved"
+            assert names[index] is None, f"slot {index} is not reserved"
+            if key in held:
                 self._duplicate_commits += 1
-                continue
-            slot.state = _State.COMMITTED
-            slot.key = key
-            self._held[key] = index
-            committed.append((key, index, depth + offset))
-            self._tell(Committed(self._placed(key, index)))
-        for key, _, key_depth in reversed(committed):
-            self._policy.insert(key, depth=key_depth)
-            self._policy.protect(key)
-        self._reserved_count -= len(committed)
-        self._commits += len(committed)
-        return tuple(index for _, index, _ in committed)
+            else:
+                if block.key != key:
+                    block = self._blocks[index] = PlacedBlock(key, index, block.generation)
+                names[index] = key
+                held[key] = index
+                blocks.append(block)
+                uses.append((key, depth))
+            depth += 1
+        uses.reverse()
+        self._policy.insert_protected(uses)
+        self._reserved_count -= len(blocks)
+        self._commits += len(blocks)
+        self._tell(Committed, blocks)
+        return tuple([block.slot for block in blocks])
 
     def release(self, slots: Sequence[SlotIndex]) -> tuple[SlotIndex, ...]:
         """Undo one pin of each; the reserved slots among them that are free from now on."""
         freed: list[SlotIndex] = []
+        unused: list[BlockKey] = []
         for index in reversed(slots):
-            slot = self._slots[index]
-            assert slot.pins > 0, f"slot {index} is not pinned"
-            slot.pins -= 1
-            if slot.state is _State.COMMITTED:
-                self._expose_if_unused(slot)
-            elif slot.pins == 0:
+            pins = self._pins[index]
+            assert pins > 0, f"slot {index} is not pinned"
+            self._pins[index] = pins - 1
+            if pins > 1:
+                continue
+            key = self._keys[index]
+            if key is None:
                 self._make_free(index)
-                self._reserved_count -= 1
                 freed.append(index)
+            elif index not in self._leased:
+                unused.append(key)
+        self._policy.expose_all(unused)
+        self._reserved_count -= len(freed)
         freed.reverse()
         return tuple(freed)
 
@@ -203,8 +213,10 @@ class BlockPool:
         """
         slots = tuple(self._held[key] for key in keys if key in self._held)
         for index in reversed(slots):
-            self._protect(index)
-            self._slots[index].leases += 1
+            key = self._keys[index]
+            assert key is not None
+            self._protect(index, key)
+            self._leased[index] = self._leased.get(index, 0) + 1
         self.end_lease(owner)
         if slots:
             self._leases[owner] = _Lease(slots, until_s)
@@ -216,10 +228,16 @@ class BlockPool:
         lease = self._leases.pop(owner, None)
         if lease is None:
             return False
+        unused: list[BlockKey] = []
         for index in reversed(lease.slots):
-            slot = self._slots[index]
-            slot.leases -= 1
-            self._expose_if_unused(slot)
+            left = self._leased.pop(index) - 1
+            if left:
+                self._leased[index] = left
+            elif not self._pins[index]:
+                key = self._keys[index]
+                assert key is not None
+                unused.append(key)
+        self._policy.expose_all(unused)
         if len(self._deadlines) > 2 * len(self._leases) + 64:
             self._deadlines = [(held.until_s, name) for name, held in self._leases.items()]
             heapq.heapify(self._deadlines)
@@ -246,14 +264,19 @@ class BlockPool:
         If nobody drains for long, keys that came and went in between are left out; to replay the
         events onto what was known gives exactly what is held all the same.
         """
-        events, self._events = tuple(self._events), []
-        return events
+        return tuple([kind(block) for kind, blocks in self.drain_runs() for block in blocks])
+
+    def drain_runs(self) -> list[Run]:
+        """The same as ``drain_events``, one entry for each run of events of one kind."""
+        runs, self._runs = self._runs, []
+        self._untold_count = 0
+        return runs
 
     def stat(self) -> PoolStat:
         """Counts, see ``PoolStat``."""
         return PoolStat(
-            slot_count=len(self._slots),
-            free_slots=len(self._free),
+            slot_count=self._slot_count,
+            free_slots=self._free_count(),
             reserved_slots=self._reserved_count,
             committed_slots=len(self._held),
             evictable_slots=self._policy.exposed_count(),
@@ -264,48 +287,70 @@ class BlockPool:
             refused_total=self._refusals,
         )
 
-    def _evict_one(self) -> None:
-        key = self._policy.victim()
-        assert key is not None, "the policy counts an exposed key that it does not name"
-        index = self._held.pop(key)
-        slot = self._slots[index]
-        assert slot.pins == 0, f"slot {index} is pinned"
-        assert slot.leases == 0, f"slot {index} is leased"
-        self._policy.remove(key)
-        self._tell(Evicted(self._placed(key, index)))
-        self._make_free(index)
-        self._evictions += 1
+    def _free_count(self) -> int:
+        return len(self._free) + self._slot_count - self._untouched
+
+    def _take(self, count: int, free_count: int) -> list[SlotIndex]:
+        """The lowest free slots; all of them and evicted ones where they do not suffice."""
+        free = self._free
+        if count > free_count:
+            evicted = self._evict(count - free_count)
+            taken = sorted([*free, *range(self._untouched, self._slot_count), *evicted])
+            free.clear()
+            self._untouched = self._slot_count
+        else:
+            # Slots that were in use before are all lower than those that never were.
+            used = min(count, len(free))
+            first = self._untouched
+            self._untouched += count - used
+            taken = [heapq.heappop(free) for _ in range(used)]
+            taken += range(first, self._untouched)
+        return cast(list[SlotIndex], taken)
+
+    def _evict(self, count: int) -> list[SlotIndex]:
+        """The slots of the next ``count`` victims, which are nobody's from now on."""
+        victims = self._policy.evict(count)
+        assert len(victims) == count, "the policy counts exposed keys that it does not give"
+        pop = self._held.pop
+        slots = [pop(key) for key in victims]
+        evicted: list[PlacedBlock] = []
+        for index in slots:
+            assert not self._pins[index], f"slot {index} is pinned"
+            assert index not in self._leased, f"slot {index} is leased"
+            evicted.append(self._block(index))
+            self._generations[index] += 1
+            self._keys[index] = None
+        self._evictions += count
+        self._tell(Evicted, evicted)
+        return slots
 
     def _make_free(self, index: SlotIndex) -> None:
-        slot = self._slots[index]
-        slot.state = _State.FREE
-        slot.generation += 1
-        slot.key = None
+        self._generations[index] += 1
+        self._keys[index] = None
+        self._blocks[index] = None
         heapq.heappush(self._free, index)
 
-    def _placed(self, key: BlockKey, index: SlotIndex) -> PlacedBlock:
-        return PlacedBlock(key=key, slot=index, generation=self._slots[index].generation)
+    def _block(self, index: SlotIndex) -> PlacedBlock:
+        block = self._blocks[index]
+        assert block is not None, f"slot {index} is free"
+        return block
 
-    def _protect(self, index: SlotIndex) -> None:
+    def _protect(self, index: SlotIndex, key: BlockKey) -> None:
         """Before a pin or lease is added to a committed slot."""
-        slot = self._slots[index]
-        assert slot.key is not None
-        if slot.pins == 0 and slot.leases == 0:
-            self._policy.protect(slot.key)
+        if not self._pins[index] and index not in self._leased:
+            self._policy.protect(key)
 
-    def _expose_if_unused(self, slot: _Slot) -> None:
-        """After a pin or lease of a committed slot has gone."""
-        assert slot.key is not None
-        if slot.pins == 0 and slot.leases == 0:
-            self._policy.expose(slot.key)
-
-    def _tell(self, event: PoolEvent) -> None:
-        self._events.append(event)
-        if len(self._events) > self._events_limit:
-            self._events = _compact(self._events)
+    def _tell(self, kind: type[Committed] | type[Evicted], blocks: list[PlacedBlock]) -> None:
+        if not blocks:
+            return
+        self._runs.append((kind, blocks))
+        self._untold_count += len(blocks)
+        if self._untold_count > self._untold_limit:
+            self._runs = _compact(self._runs)
+            self._untold_count = sum(len(run) for _, run in self._runs)
 
 
-def _compact(events: Iterable[PoolEvent]) -> list[PoolEvent]:
+def _compact(runs: list[Run]) -> list[Run]:
     """The same net effect in at most two events per key that was held before or is held after.
 
     The events of one key alternate. Its first is kept if it is an eviction (the key was known),
@@ -313,10 +358,10 @@ def _compact(events: Iterable[PoolEvent]) -> list[PoolEvent]:
     """
     first: dict[BlockKey, int] = {}
     last: dict[BlockKey, int] = {}
-    listed = list(events)
-    for position, event in enumerate(listed):
-        first.setdefault(event.block.key, position)
-        last[event.block.key] = position
-    kept = {at for at in first.values() if isinstance(listed[at], Evicted)}
-    kept.update(at for at in last.values() if isinstance(listed[at], Committed))
-    return [event for position, event in enumerate(listed) if position in kept]
+    listed = [(kind, block) for kind, blocks in runs for block in blocks]
+    for position, (_, block) in enumerate(listed):
+        first.setdefault(block.key, position)
+        last[block.key] = position
+    kept = {at for at in first.values() if listed[at][0] is Evicted}
+    kept.update(at for at in last.values() if listed[at][0] is Committed)
+    return [(kind, [block]) for at, (kind, block) in enumerate(listed) if at in kept]
