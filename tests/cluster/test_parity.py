@@ -1,0 +1,33 @@
+"""What a live Conductor decided, a fresh one decides again from the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from snowskin.conductor.journal import read_journal, replay
+from snowskin.terms.commands import GrantLease, StartPrefill
+from snowskin.terms.events import FetchFinished
+from tests.cluster.live import live_cluster
+from tests.engine import tiny
+
+torch.set_num_threads(1)
+
+
+def test_a_recorded_live_run_replays_to_the_same_commands(tmp_path: Path) -> None:
+    record = tmp_path / "journal"
+    model_dir = tiny.build("llama", tmp_path)
+    with live_cluster(model_dir, prefill_nodes=2, journal=str(record)) as live:
+        history = tiny.prompt_tokens(60, seed=1)
+        for turn in range(3):
+            answers = live.ask_all([history, tiny.prompt_tokens(50, seed=turn)], output_tokens=30)
+            history = [*history, *answers[0].tokens, *tiny.prompt_tokens(5, seed=9)]
+    with record.open("rb") as stream:
+        header, entries = read_journal(stream)
+        told = list(entries)
+    assert replay(header, told) is None
+    commands = [command for entry in told for command in entry.commands]
+    assert sum(isinstance(command, StartPrefill) for command in commands) == 6
+    assert any(isinstance(command, GrantLease) for command in commands)
+    assert any(isinstance(entry.event, FetchFinished) for entry in told)
