@@ -41,7 +41,7 @@ class LocalStore:
         options = {"port": 0, "recovery_s": 0.0, "cluster_key": key} | master_options
         self.key = key
         self.master = Master(MasterConfig(**options))
-        self.address = "%s:%d" % self.master.address
+        self.address = "{}:{}".format(*self.master.address)
         self._thread = threading.Thread(target=self.master.run)
         self._thread.start()
         self.nodes = {}
