@@ -17,7 +17,9 @@ from snowskin.store.ssd import (
     SsdTier,
     WriteOutcome,
 )
+from snowskin.store.ssd.files import SegmentFile, aligned_buffer
 from snowskin.store.ssd.record import PAGE_BYTES
+from snowskin.terms.errors import InvalidInput
 from tests.store.ssd_tiers import (
     KIB,
     MIB,
@@ -277,3 +279,22 @@ def test_a_disk_that_fails_while_values_are_moved_loses_no_readable_value(tmp_pa
         assert len(before) - len(kept) == tier.stat().evicted_total
         fill(tier, range(2000, 2100))
         assert tier.stat().corrupt_total == 0
+
+
+def test_pages_that_the_disk_does_not_read_are_salvaged_around(tmp_path):
+    file = SegmentFile.create(tmp_path / "segment-00000.snow", MIB, 1, direct=True)
+    pages = aligned_buffer(4 * PAGE_BYTES)
+    pages[:] = 7
+    file.write(pages, 2)
+    assert file.salvage(pages, 2) == 0
+    assert (pages == 7).all()
+    with failing_disk(tmp_path, "/proc/self/mem"):
+        assert file.salvage(pages, 2) == 4
+    assert not pages.any()
+    file.close()
+
+
+def test_a_disk_that_fails_at_the_start_is_refused_with_its_error(tmp_path):
+    (tmp_path / "segment-00000.snow").symlink_to("/proc/self/mem")
+    with pytest.raises(InvalidInput, match="Input/output error"):
+        SsdTier(tmp_path, small_config())

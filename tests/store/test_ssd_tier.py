@@ -245,7 +245,7 @@ def test_closing_writes_what_is_queued(tmp_path):
     ("changes", "message"),
     [
         ({"capacity_bytes": 2 * MIB}, "at least 3 segment files"),
-        ({"capacity_bytes": 5000 * MIB}, "at most 4096"),
+        ({"capacity_bytes": 5000 * MIB}, "at most 1024"),
         ({"segment_bytes": 5000}, "multiple of 4096"),
         ({"write_queue_bytes": 4096}, "write_queue_bytes is 4096"),
         ({"batch_bytes": 0}, "batch_bytes is 0"),
@@ -258,10 +258,10 @@ def test_options_out_of_bounds_are_refused(changes, message):
 
 
 def test_files_are_sized_by_the_capacity_so_that_their_number_stays_bounded():
-    for capacity_bytes, file_mib in ((64 * MIB, 2), (6400 * MIB, 200), (2 << 40, 2048)):
+    for capacity_bytes, file_mib in ((64 * MIB, 2), (6400 * MIB, 200), (2 << 40, 8192)):
         config = SsdConfig(capacity_bytes=capacity_bytes)
         assert config.new_segment_bytes == file_mib * MIB
-        assert 3 <= config.segment_limit(config.new_segment_bytes) <= 1024
+        assert 3 <= config.segment_limit(config.new_segment_bytes) <= 256
 
 
 def test_an_unknown_eviction_policy_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from snowskin.store.ssd.record import PAGE_BYTES, SEGMENT_HEADER_PAGES
 from snowskin.terms.errors import InvalidInput
 
 _MIB = 1 << 20
-_SEGMENT_COUNT_LIMIT = 4096
+_SEGMENT_COUNT_LIMIT = 1024
 
 
 class Sync(StrEnum):
@@ -40,7 +40,7 @@ class SsdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Most that one write appends, unless a value alone is larger."""
     segment_bytes: int | None = None
     """Size of a file, for a new directory (an old one keeps its own). None: a 32nd of the
-    capacity, from 1 MiB to 1 GiB, or a 1024th if that is more. Bounds a value; at least 16 times
+    capacity, from 1 MiB to 1 GiB, or a 256th if that is more. Bounds a value; at least 16 times
     the usual value keeps little of each file unfilled."""
     sync: Sync = Sync.FLUSH
     promote_after: int = 2
@@ -68,7 +68,7 @@ class SsdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.segment_bytes is not None:
             return self.segment_bytes
         mebibytes = self.capacity_bytes // _MIB
-        return max(1, min(mebibytes // 32, 1024), mebibytes // 1024) * _MIB
+        return max(1, min(mebibytes // 32, 1024), mebibytes // 256) * _MIB
 
     def segment_limit(self, segment_bytes: int) -> int:
         """How many files of this size the capacity allows.

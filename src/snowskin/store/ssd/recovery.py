@@ -34,20 +34,26 @@ _SCAN_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """One file's values in order of place, where its records end, and how many were damaged."""
+    """One file's values in order of place, where its records end, and what was damaged.
+
+    Attributes:
+        damaged_count: records whose header is no more.
+        refused_count: of those, pages that the disk did not read.
+    """
 
     segment: int
     entries: tuple[Entry, ...]
     end_page: int
     has_end: bool
     damaged_count: int
+    refused_count: int
 
 
 def open_files(directory: Path, *, direct: bool) -> dict[int, SegmentFile]:
     """The segment files of a directory by number; other files there are left alone.
 
     Raises:
-        OSError: one cannot be opened or read.
+        OSError: one cannot be opened.
         InvalidInput: they are of another version, or of several sizes.
     """
     files: dict[int, SegmentFile] = {}
@@ -81,7 +87,7 @@ def recover(state: TierState) -> None:
     """Fill a state's index from its files. Before any other thread has the state.
 
     Raises:
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be written. What cannot be read is counted, and lost.
     """
     index = state.index
     state.last_epoch = max((file.epoch for file in state.files.values()), default=0)
@@ -90,6 +96,7 @@ def recover(state: TierState) -> None:
     with ThreadPoolExecutor(_SCAN_THREADS) as pool:
         scanned = list(pool.map(lambda number: _scan(number, state), by_age))
     state.counts.lost_at_start_total += sum(found.damaged_count for found in scanned)
+    state.counts.disk_error_total += sum(found.refused_count for found in scanned)
     taken = _newest(state, _drop_torn(state, scanned))
     for found in scanned:
         index.add_segment(found.segment, free=found.end_page == SEGMENT_HEADER_PAGES)
@@ -128,12 +135,14 @@ def _void_headless(state: TierState) -> None:
 def _scan(segment: int, state: TierState) -> _Scanned:
     file, page_count = state.files[segment], state.index.segment_pages
     scratch = aligned_buffer(PIECE_BYTES)
+    first_page = scratch[:PAGE_BYTES]
     entries: list[Entry] = []
     page = end_page = SEGMENT_HEADER_PAGES
-    damaged_count = 0
+    damaged_count = refused_count = 0
     has_end = False
     while page < page_count:
-        header = parse_record(file.read_page(page, scratch), file.seed(page))
+        refused_count += file.salvage(first_page, page)
+        header = parse_record(first_page.tobytes(), file.seed(page))
         if header is None:
             following = _next_record(file, page + 1, page_count, scratch)
             if following is None:
@@ -151,7 +160,7 @@ def _scan(segment: int, state: TierState) -> _Scanned:
             entries.append(_entry(segment, file, page, header))
         page += header.page_count
         end_page = page
-    return _Scanned(segment, tuple(entries), end_page, has_end, damaged_count)
+    return _Scanned(segment, tuple(entries), end_page, has_end, damaged_count, refused_count)
 
 
 def _next_record(file: SegmentFile, page: int, page_count: int, scratch: Bytes) -> int | None:
@@ -160,8 +169,7 @@ def _next_record(file: SegmentFile, page: int, page_count: int, scratch: Bytes) 
     piece_pages = PIECE_BYTES // PAGE_BYTES
     for start in range(page, page_count, piece_pages):
         piece = scratch[: min(piece_pages, page_count - start) * PAGE_BYTES]
-        if not file.read_pages(piece, start):
-            return None
+        file.salvage(piece, start)
         pages = piece.reshape(-1, PAGE_BYTES)
         for at in np.flatnonzero((pages[:, : len(magic)] == magic).all(axis=1)):
             found = start + int(at)
@@ -217,7 +225,11 @@ def _is_whole(state: TierState, entry: Entry) -> bool:
     out = aligned_buffer(entry.value_bytes)[: entry.value_bytes]
     scratch = aligned_buffer(PIECE_BYTES)
     file = state.files[entry.segment]
-    return file.read_value(out, entry.page + 1, scratch) == entry.value_checksum
+    try:
+        return file.read_value(out, entry.page + 1, scratch) == entry.value_checksum
+    except OSError as error:
+        state.count_disk_error(error)
+        return False
 
 
 def _mark_dead(state: TierState, entry: Entry) -> None:

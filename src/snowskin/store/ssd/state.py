@@ -14,7 +14,7 @@ from snowskin.store.ssd.files import PIECE_BYTES, Bytes, SegmentFile, aligned_bu
 from snowskin.store.ssd.index import Entry, SsdIndex
 from snowskin.store.ssd.queue import WriteQueue
 from snowskin.store.ssd.record import PAGE_BYTES
-from snowskin.terms.errors import InvalidInput
+from snowskin.terms.errors import InvalidInput, SnowskinError
 
 _IDLE_SCRATCH_LIMIT = 8
 
@@ -86,6 +86,14 @@ class TierState:
         """Refuse what comes after ``close``. With the lock held."""
         if self.closing:
             raise InvalidInput("the SSD tier is closed")
+        self.check_writer()
+
+    def check_writer(self) -> None:
+        """Raise where work would wait for a thread that is no more. With the lock held."""
+        if self.writer_died:
+            raise SnowskinError(
+                "the thread that writes to the SSD has died of a defect, see its log"
+            )
 
     def take_failures(self) -> int:
         """Writes that failed and nobody was told of yet. With the lock held."""

@@ -8,7 +8,6 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import xxhash
@@ -23,7 +22,7 @@ from snowskin.store.ssd.record import KEY_LIMIT_BYTES, PAGE_BYTES
 from snowskin.store.ssd.recovery import found_segment_bytes, open_files, recover
 from snowskin.store.ssd.state import TierState
 from snowskin.store.ssd.writer import LogWriter
-from snowskin.terms.errors import InvalidInput, SnowskinError
+from snowskin.terms.errors import InvalidInput
 
 Buffer = bytes | bytearray | memoryview | Bytes
 
@@ -199,14 +198,13 @@ class SsdTier:
             state.check_open()
             last, marks = state.queue.last_sequence, state.queued_mark_count
             while state.queue.oldest_unwritten <= last or state.marked_count < marks:
-                if state.writer_died:
-                    raise SnowskinError("the thread that writes to the SSD has died")
+                state.check_writer()
                 if not state.changed.wait(deadline_s - time.monotonic()):
                     return Flushed(complete=False, failed_count=state.take_failures())
             unsynced, state.unsynced = state.unsynced, {}
             failed_count = state.take_failures()
             files = [state.files[number] for number in unsynced]
-        complete = state.config.sync is Sync.NEVER or _sync(files)
+        complete = state.config.sync is Sync.NEVER or self._sync(files)
         if not complete:
             with state.lock:
                 state.unsynced.update(unsynced)
@@ -255,19 +253,25 @@ class SsdTier:
         with state.lock:
             state.changed.wait_for(lambda: not state.reader_count, _CLOSE_S)
         if state.config.sync is not Sync.NEVER:
-            _sync(list(state.files.values()))
+            self._sync(list(state.files.values()))
         self._let_go()
 
     def __enter__(self) -> SsdTier:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _sync(self, files: list[SegmentFile]) -> bool:
+        """Sync all; False if the disk refused one."""
+        complete = True
+        for file in files:
+            try:
+                file.sync()
+            except OSError as error:
+                self._state.count_disk_error(error)
+                complete = False
+        return complete
 
     def _let_go(self) -> None:
         for file in self._files.values():
@@ -294,14 +298,3 @@ def _check_bounds(key: bytes, value: Bytes, value_limit_bytes: int) -> None:
             f"most; split it, or choose larger segment_bytes (in a new directory) and "
             f"write_queue_bytes"
         )
-
-
-def _sync(files: list[SegmentFile]) -> bool:
-    """Sync all; False if the disk refused one."""
-    complete = True
-    for file in files:
-        try:
-            file.sync()
-        except OSError:
-            complete = False
-    return complete
