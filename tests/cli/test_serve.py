@@ -10,8 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -57,6 +60,12 @@ class Server:
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 untold |= {int(child) for child in children.read_text().split()} - found
         return found
+
+    def status(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/snowskin/status").json())
+
+    def node(self, name: str) -> dict[str, Any]:
+        return next(node for node in self.status()["nodes"] if node["node"] == name)
 
     def snowskin(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return snowskin(*arguments, environment=self.environment | {"SNOWSKIN_URL": self.url})
@@ -118,8 +127,8 @@ def server(
     model_dir: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     server = Server(model_dir, cache, tmp_path_factory.mktemp("log") / "serve.log")
-    family = server.family()
     yield server
+    family = server.family()
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(END_S) == 0
     assert not alive(family)
@@ -179,6 +188,64 @@ def test_the_log_has_one_line_for_a_request(client: openai.OpenAI, server: Serve
     assert len(lines) == 1
     assert "completed" in lines[0]
     assert "ttft=" in lines[0]
+
+
+def test_sixty_four_streams_at_once_each_get_the_text_they_would_get_alone(
+    client: openai.OpenAI, server: Server
+) -> None:
+    prompts = [f"the number {i} and the one after it" for i in range(64)]
+
+    def ask(prompt: str) -> str:
+        stream = client.completions.create(
+            model="llama", prompt=prompt, temperature=0, max_tokens=12, stream=True
+        )
+        return "".join(chunk.choices[0].text for chunk in stream)
+
+    with ThreadPoolExecutor(64) as threads:
+        together = list(threads.map(ask, prompts))
+    assert together == [ask(prompt) for prompt in prompts]
+
+
+def test_a_client_that_disconnects_leaves_nothing_in_flight(server: Server) -> None:
+    body = {"model": "llama", "prompt": "on and on", "max_tokens": 900, "ignore_eos": True}
+    body |= {"n": 16, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+        next(response.iter_lines())
+        request = response.headers["x-request-id"]
+    deadline_s = time.monotonic() + END_S
+    while server.status()["requests_in_flight"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    told = httpx.get(f"{server.url}/snowskin/explain/{request}").json()
+    assert told["state"] == "cancelled"
+    assert told["output_tokens"] < 900
+
+
+def test_killing_the_decode_node_ends_its_stream_with_one_error_and_it_serves_again(
+    client: openai.OpenAI, server: Server
+) -> None:
+    body = {"model": "llama", "prompt": "on and on", "max_tokens": 900, "ignore_eos": True}
+    events: list[str] = []
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=END_S
+    ) as response:
+        for line in response.iter_lines():
+            if line:
+                events.append(line)
+            if len(events) == 5:
+                os.kill(server.node("decode-0")["pid"], signal.SIGKILL)
+                killed_s = time.monotonic()
+    assert time.monotonic() - killed_s < 2.0  # Promised to users, hence an absolute bound.
+    errors = [event for event in events if '"error"' in event]
+    assert errors == events[-1:]
+    assert "decode-0" in errors[0]
+    deadline_s = time.monotonic() + START_S
+    while server.node("decode-0")["state"] != "ready":
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    again = client.completions.create(model="llama", prompt="once more", max_tokens=3)
+    assert again.usage is not None
+    assert again.usage.completion_tokens == 3
 
 
 def test_sigterm_ends_every_process(model_dir: Path, cache: Path, tmp_path: Path) -> None:

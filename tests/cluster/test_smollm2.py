@@ -1,4 +1,4 @@
-"""The default model, in fp32, over two prefill and two decode nodes: the text is the model's own."""
+"""The default model in fp32 over two prefill and two decode nodes: the text is its own."""
 
 from __future__ import annotations
 
