@@ -285,8 +285,12 @@ def test_a_port_in_use_is_told_at_once(model_dir: Path) -> None:
         (["--node-host", "10.1.2.3", "--api-key", "k"], ["--cluster-key"]),
     ],
 )
-def test_a_bad_option_is_refused_by_name_and_value(options: list[str], words: list[str]) -> None:
-    ended = snowskin("serve", "--port", "0", *options)
+def test_a_bad_option_is_refused_by_name_and_value(
+    options: list[str], words: list[str], model_dir: Path, cache: Path
+) -> None:
+    options = [option.format(tiny=model_dir) for option in options]
+    environment = {**os.environ, "SNOWSKIN_CACHE": str(cache)}
+    ended = snowskin("serve", "--port", "0", *options, environment=environment)
     assert ended.returncode == 2
     for word in words:
         assert word in ended.stderr

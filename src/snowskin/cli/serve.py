@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from snowskin.cli.sizes import parse_bytes
+from snowskin.terms.errors import InvalidInput
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 _PLACEMENT, _ENGINE, _NETWORK = "Placement", "Engine", "Network"
 
 
@@ -111,6 +113,10 @@ def serve(
     from snowskin.cli.server import run_server
     from snowskin.cluster.config import ServeConfig
 
+    if log_level not in LOG_LEVELS:
+        raise InvalidInput(
+            f"--log-level {log_level}: give {', '.join(LOG_LEVELS)}", parameter="--log-level"
+        )
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )

@@ -37,8 +37,8 @@ def run_server(config: ServeConfig) -> None:
     """
     with contextlib.closing(_listen(config)) as listener:
         model = prepare_model(config)
-        profile = machine_profile(config, model)
         info = serving_info(config, model)
+        profile = machine_profile(config, model)
         tokenizer = TextTokenizer.load(model.model_dir)
         cluster = Cluster(config, info, profile)
         app = create_app(

@@ -16,9 +16,10 @@ from snowskin.cluster.parts import segment_layout
 from snowskin.cost.profile import Profile, load_profile
 from snowskin.engine.default_model import cache_dir, resolve_model
 from snowskin.engine.model import ModelInfo, inspect_model
-from snowskin.terms.errors import SnowskinError
+from snowskin.terms.errors import InvalidInput, SnowskinError
 from snowskin.terms.keys import KeySpace
 from snowskin.terms.serving import ServingInfo
+from snowskin.transfer.available import available_bytes
 
 
 def prepare_model(config: ServeConfig) -> ModelInfo:
@@ -35,8 +36,9 @@ def serving_info(config: ServeConfig, model: ModelInfo) -> ServingInfo:
     """What is served, as clients may know it.
 
     Raises:
-        InvalidInput: the nodes' memory holds not even one block.
+        InvalidInput: the nodes' memory holds not even one block, or there is not so much.
     """
+    _check_memory(config)
     layout = segment_layout(model, block_tokens=config.block_tokens, dram_bytes=config.dram_bytes)
     pool_tokens = layout.slot_count * config.block_tokens
     return ServingInfo(
@@ -54,6 +56,17 @@ def serving_info(config: ServeConfig, model: ModelInfo) -> ServingInfo:
         stop_tokens=model.stop_tokens,
         sampling=model.sampling,
     )
+
+
+def _check_memory(config: ServeConfig) -> None:
+    nodes = config.prefill_nodes + config.decode_nodes
+    available = available_bytes()
+    if available is not None and nodes * config.dram_bytes > available:
+        raise InvalidInput(
+            f"--dram {config.dram_bytes} bytes for each of {nodes} nodes: only {available} bytes "
+            "of memory are available; choose less, or fewer nodes",
+            parameter="--dram",
+        )
 
 
 def profile_path(model: ModelInfo, *, threads: int, transport: str) -> Path:
