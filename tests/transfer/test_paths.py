@@ -1,0 +1,168 @@
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from snowskin.transfer.paths import (
+    COOLDOWN_LEAST_S,
+    COOLDOWN_LONE_S,
+    COOLDOWN_MOST_S,
+    LinkEstimate,
+    Path,
+    PathTable,
+)
+
+PREFERRED = [Path("peer", "tcp", f"10.0.0.{number}", 7) for number in (1, 2)]
+SECONDARY = [Path("peer", "tcp", "10.0.0.9", 7, tier=1)]
+PATHS = [*PREFERRED, *SECONDARY]
+MIB = 1 << 20
+
+
+def fail(table, path, now_s, cost_s=0.0):
+    table.begin(path, MIB)
+    table.fail(path, now_s, asked_bytes=MIB, landed_bytes=0, cost_s=cost_s)
+
+
+def carry(table, path, bytes_per_s, length_bytes=MIB):
+    table.begin(path, length_bytes)
+    table.end(
+        path,
+        asked_bytes=length_bytes,
+        landed_bytes=length_bytes,
+        active_s=length_bytes / bytes_per_s,
+    )
+
+
+def test_the_secondary_path_is_taken_only_when_no_preferred_one_can_be():
+    table = PathTable()
+    assert table.usable(PATHS, 0.0) == tuple(PREFERRED)
+    fail(table, PREFERRED[0], 0.0, cost_s=9.0)
+    assert table.usable(PATHS, 0.0) == (PREFERRED[1],)
+    fail(table, PREFERRED[1], 0.0, cost_s=9.0)
+    assert table.usable(PATHS, 0.0) == tuple(SECONDARY)
+
+
+def test_a_path_cools_down_twice_as_long_after_each_failure_up_to_a_bound():
+    table, now_s = PathTable(), 0.0
+    lengths_s = []
+    for _ in range(12):
+        fail(table, PREFERRED[0], now_s)
+        lengths_s.append(table.path_stat(now_s)[0].cooling_s)
+        now_s += lengths_s[-1]
+    assert lengths_s[:3] == pytest.approx([COOLDOWN_LEAST_S * 2**power for power in range(3)])
+    assert lengths_s[-1] == pytest.approx(COOLDOWN_MOST_S)
+    assert table.usable(PREFERRED[:1], now_s) == (PREFERRED[0],)
+    carry(table, PREFERRED[0], 1e9)
+    fail(table, PREFERRED[0], now_s)
+    assert table.path_stat(now_s)[0].cooling_s == pytest.approx(COOLDOWN_LEAST_S)
+
+
+def test_a_failure_that_took_long_to_notice_cools_down_longer():
+    table = PathTable()
+    fail(table, PREFERRED[0], 5.0, cost_s=1.0)
+    assert table.path_stat(5.0)[0].cooling_s == pytest.approx(4.0)
+
+
+def test_the_last_path_is_tried_again_soon():
+    table = PathTable()
+    fail(table, PREFERRED[0], 0.0, cost_s=100.0)
+    assert table.usable(PREFERRED[:1], COOLDOWN_LONE_S - 0.01) == ()
+    assert table.choose(PREFERRED[:1], MIB, COOLDOWN_LONE_S - 0.01) is None
+    assert table.usable_in_s(PREFERRED[:1], COOLDOWN_LONE_S - 0.5) == pytest.approx(0.5)
+    assert table.choose(PREFERRED[:1], MIB, COOLDOWN_LONE_S) == PREFERRED[0]
+
+
+def test_the_path_is_taken_that_would_be_done_first():
+    table = PathTable()
+    carry(table, PREFERRED[0], 1e9)
+    carry(table, PREFERRED[1], 4e9)
+    taken = []
+    for _ in range(5):
+        taken.append(table.choose(PREFERRED, MIB, 0.0))
+        table.begin(taken[-1], MIB)
+    assert [PREFERRED.index(path) for path in taken] == [1, 1, 1, 0, 1]
+
+
+def test_a_path_that_was_never_tried_is_tried():
+    table = PathTable()
+    carry(table, PREFERRED[0], 1e9)
+    table.begin(PREFERRED[0], MIB)
+    assert table.choose(PREFERRED, MIB, 0.0) == PREFERRED[1]
+
+
+def test_a_link_is_as_fast_as_its_usable_paths_together_and_as_busy_as_all():
+    table = PathTable()
+    carry(table, PREFERRED[0], MIB)
+    carry(table, PREFERRED[1], 2 * MIB)
+    assert table.link_stat(0.0) == (LinkEstimate("peer", 0, 3 * MIB, None, 2, 2),)
+    table.begin(PREFERRED[0], 300)
+    fail(table, PREFERRED[1], 0.0)
+    assert table.link_stat(0.0) == (LinkEstimate("peer", 300, MIB, None, 2, 1),)
+
+
+def test_what_a_failed_path_did_not_bring_is_counted():
+    table = PathTable()
+    table.begin(PREFERRED[0], 10 * MIB)
+    table.fail(PREFERRED[0], 1.0, asked_bytes=10 * MIB, landed_bytes=3 * MIB, cost_s=0.0)
+    stat = table.path_stat(1.0)[0]
+    assert (stat.landed_bytes, stat.retried_bytes, stat.bytes_in_flight) == (3 * MIB, 7 * MIB, 0)
+    assert (stat.failures, stat.cooldowns) == (1, 1)
+
+
+@given(st.lists(st.integers(0, 40), max_size=200))
+def test_no_more_paths_are_remembered_than_allowed(numbers):
+    table = PathTable(limit=8)
+    for number in numbers:
+        carry(table, Path("peer", "tcp", "10.0.0.1", number), 1e9)
+    assert len(table.path_stat(0.0)) == min(8, len(set(numbers)))
+
+
+class PathUse(RuleBasedStateMachine):
+    """Whatever happens to paths, there is always one to be taken, now or soon."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = PathTable()
+        self.now_s = 0.0
+        self.asked = []
+
+    @rule(by_s=st.floats(0, 3))
+    def wait(self, by_s):
+        self.now_s += by_s
+
+    @rule(length_bytes=st.integers(1, 1 << 30))
+    def ask(self, length_bytes):
+        path = self.table.choose(PATHS, length_bytes, self.now_s)
+        assert (path is None) == (self.table.usable_in_s(PATHS, self.now_s) > 0)
+        if path is not None:
+            assert path in self.table.usable(PATHS, self.now_s)
+            self.table.begin(path, length_bytes)
+            self.asked.append((path, length_bytes))
+
+    @rule(how=st.sampled_from(["end", "fail", "cancel"]), part=st.floats(0, 1))
+    def settle(self, how, part):
+        if not self.asked:
+            return
+        path, asked = self.asked.pop(0)
+        landed = int(part * asked)
+        if how == "end":
+            self.table.end(path, asked_bytes=asked, landed_bytes=landed, active_s=part + 1e-3)
+        elif how == "cancel":
+            self.table.cancel(path, asked_bytes=asked, landed_bytes=landed)
+        else:
+            self.table.fail(
+                path, self.now_s, asked_bytes=asked, landed_bytes=landed, cost_s=10 * part
+            )
+
+    @invariant()
+    def bytes_in_flight_are_those_asked_for(self):
+        asked = sum(length_bytes for _, length_bytes in self.asked)
+        assert sum(stat.bytes_in_flight for stat in self.table.path_stat(self.now_s)) == asked
+
+    @invariant()
+    def some_path_may_be_used_before_long(self):
+        assert self.table.usable_in_s(PATHS, self.now_s) <= COOLDOWN_LONE_S
+        assert self.table.usable(PATHS, self.now_s + COOLDOWN_LONE_S)
+
+
+TestPathUse = PathUse.TestCase
