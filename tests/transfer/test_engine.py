@@ -166,7 +166,9 @@ def test_blocks_of_another_shape_are_refused(owner, reader, transport):
 
 
 def test_an_unknown_transport_is_refused(reader):
-    with pytest.raises(InvalidInput, match="no transport 'rdma'; choose from auto, shm, tcp"):
+    with pytest.raises(
+        InvalidInput, match="no transport 'rdma'; choose from auto, local, shm, tcp"
+    ):
         reader.engine("rdma")
 
 

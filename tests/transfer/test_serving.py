@@ -9,8 +9,8 @@ from snowskin.transfer.serving import BadRequest, Tally, serve_requests
 from snowskin.transfer.wire import (
     FRAME_BYTES,
     REQUEST,
+    REQUEST_MAGIC,
     WANTED,
-    EndStatus,
     Frame,
     FrameKind,
     receive_exactly,
@@ -41,11 +41,9 @@ def ends():
 
 
 def ask(client, count, wait_s=5.0):
-    wanted = np.zeros(count, dtype=WANTED)
-    wanted["slot"], wanted["generation"] = np.arange(count), 1
-    packed = wanted.tobytes()
+    packed = b"".join(WANTED.pack(slot, 0, 1, 0, LAYOUT.slot_bytes) for slot in range(count))
     crc = request_crc(count, wait_s, packed)
-    client.sendall(REQUEST.pack(b"PULL", count, wait_s, crc) + packed)
+    client.sendall(REQUEST.pack(REQUEST_MAGIC, count, wait_s, crc) + packed)
 
 
 def test_a_connection_without_a_request_is_closed_after_its_idle_time(segment, ends):
@@ -66,7 +64,7 @@ def test_a_client_that_takes_no_byte_is_given_up(segment, ends):
 
 def test_a_request_that_is_cut_short_ends_the_connection(segment, ends):
     client, server = ends
-    client.sendall(REQUEST.pack(b"PULL", 3, 1.0, 0) + b"too few")
+    client.sendall(REQUEST.pack(REQUEST_MAGIC, 3, 1.0, 0) + b"too few")
     client.shutdown(socket.SHUT_WR)
     with pytest.raises(ConnectionError):
         serve_requests(server, segment, Tally(), idle_timeout_s=1.0, send_timeout_s=1.0)
@@ -81,10 +79,10 @@ def test_a_request_of_another_protocol_is_bad(segment, ends):
 
 def test_a_damaged_request_is_bad(segment, ends):
     client, server = ends
-    wanted = np.zeros(2, dtype=WANTED)
-    crc = request_crc(2, 1.0, wanted.tobytes())
-    wanted["slot"][1] = 4
-    client.sendall(REQUEST.pack(b"PULL", 2, 1.0, crc) + wanted.tobytes())
+    wanted = bytearray(WANTED.pack(0, 0, 1, 0, 5) + WANTED.pack(1, 0, 1, 0, 5))
+    crc = request_crc(2, 1.0, bytes(wanted))
+    wanted[WANTED.size] ^= 4
+    client.sendall(REQUEST.pack(REQUEST_MAGIC, 2, 1.0, crc) + wanted)
     with pytest.raises(BadRequest):
         serve_requests(server, segment, Tally(), idle_timeout_s=1.0, send_timeout_s=1.0)
 
@@ -108,12 +106,10 @@ def test_a_connection_serves_one_request_after_the_other(segment, ends):
     serving.start()
     for _ in range(3):
         ask(client, 1)
-        slice_frame = Frame.unpack(receive_exactly(client, FRAME_BYTES))
-        assert slice_frame == (FrameKind.SLICE, 0, 0, 0, 4, int(segment.checksum[0]))
+        frame = Frame.unpack(receive_exactly(client, FRAME_BYTES))
+        checksum = int(segment.checksum[0])
+        assert frame == (FrameKind.WHOLE, 0, 0, 0, LAYOUT.slot_bytes, checksum)
         assert receive_exactly(client, LAYOUT.slot_bytes) == segment.data[0].tobytes()
-        end_frame = Frame.unpack(receive_exactly(client, FRAME_BYTES))
-        assert (end_frame.kind, end_frame.status) == (FrameKind.END, EndStatus.SEALED)
-        assert Frame.unpack(receive_exactly(client, FRAME_BYTES)).kind == FrameKind.DONE
     client.shutdown(socket.SHUT_WR)
     serving.join(20)
     assert not serving.is_alive()

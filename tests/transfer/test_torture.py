@@ -16,7 +16,7 @@ from snowskin.transfer.engine import BlockPull
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.messenger import MessengerProcess
 from snowskin.transfer.transports.shm import Attachment
-from snowskin.transfer.wire import FRAME_BYTES, REQUEST, WANTED, request_crc
+from snowskin.transfer.wire import FRAME_BYTES, REQUEST, REQUEST_MAGIC, WANTED, request_crc
 
 from .conftest import LAYOUT, Reader, when_ready
 from .owner import KEY, Owner, content
@@ -145,10 +145,10 @@ def _answer_before_the_end(connection):
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        REQUEST.pack(b"PULL", 2**32 - 1, 1.0, 0),
-        REQUEST.pack(b"PULL", 0, 1.0, 0),
-        REQUEST.pack(b"PULL", 1, float("nan"), 0),
-        REQUEST.pack(b"PULL", 1, -1.0, 0),
+        REQUEST.pack(REQUEST_MAGIC, 2**32 - 1, 1.0, 0),
+        REQUEST.pack(REQUEST_MAGIC, 0, 1.0, 0),
+        REQUEST.pack(REQUEST_MAGIC, 1, float("nan"), 0),
+        REQUEST.pack(REQUEST_MAGIC, 1, -1.0, 0),
         REQUEST.pack(b"PUSH", 1, 1.0, 0),
     ],
 )
@@ -185,11 +185,11 @@ def test_a_client_that_stops_reading_hinders_no_other(reader):
         generations = owner.tell("fill", 16)
         stuck = socket.create_connection((owner.peer.host, owner.peer.port), 5)
         authenticate_as_client(stuck, KEY)
-        wanted = np.zeros(16, dtype=WANTED)
-        wanted["slot"], wanted["generation"] = np.arange(16), generations
-        packed = wanted.tobytes()
+        packed = b"".join(
+            WANTED.pack(slot, 0, generations[slot], 0, layout.slot_bytes) for slot in range(16)
+        )
         crc = request_crc(16, 30.0, packed)
-        stuck.sendall(REQUEST.pack(b"PULL", 16, 30.0, crc) + packed)
+        stuck.sendall(REQUEST.pack(REQUEST_MAGIC, 16, 30.0, crc) + packed)
         blocks = reader.blocks(generations)
         result = reader.engine("tcp").pull(owner.peer, blocks, timeout_s=30)
         assert all(result.landed)
@@ -249,11 +249,11 @@ class Wire:
         self._listening.close()
 
 
-def test_a_bit_flipped_on_the_wire_is_a_counted_miss(owner, reader):
+def test_a_block_damaged_on_the_wire_is_read_again(owner, reader):
     generations = owner.tell("fill", 4)
 
     def flip(chunk, passed):
-        at = 64 + 3 * FRAME_BYTES + LAYOUT.slot_bytes + 777 - passed
+        at = 64 + 2 * FRAME_BYTES + LAYOUT.slot_bytes + 777 - passed
         if 0 <= at < len(chunk):
             chunk[at] ^= 4
         return chunk
@@ -264,8 +264,28 @@ def test_a_bit_flipped_on_the_wire_is_a_counted_miss(owner, reader):
     result = engine.pull(wire.peer, blocks, timeout_s=30)
     engine.close()
     wire.close()
-    assert (result.landed, result.checksum_failures) == ((True, False, True, True), 1)
+    assert (result.landed, result.checksum_failures) == ((True,) * 4, 0)
     reader.assert_right(blocks, result)
+    assert engine.stat().damaged_ranges == 1
+
+
+def test_a_wire_that_damages_a_block_each_time_makes_a_counted_miss(owner, reader):
+    generations = owner.tell("fill", 1)
+
+    def flip(chunk, passed):
+        for at in range(len(chunk)):
+            if passed + at >= 64 + FRAME_BYTES and (passed + at) % 5000 == 0:
+                chunk[at] ^= 4
+        return chunk
+
+    wire = Wire(owner.peer, flip)
+    blocks = reader.blocks(generations)
+    engine = reader.engine("tcp")
+    result = engine.pull(wire.peer, blocks, timeout_s=30)
+    engine.close()
+    wire.close()
+    assert (result.landed, result.checksum_failures) == ((False,), 1)
+    assert engine.stat().damaged_ranges == 2
 
 
 @pytest.mark.parametrize("cut_at_bytes", [0, 64, 70, 100, 20_000, 50_000, 81_990])

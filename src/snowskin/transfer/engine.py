@@ -1,27 +1,45 @@
-"""The Transfer Engine: pulls blocks from peers' segments into this node's own."""
+"""The Transfer Engine: pulls blocks from peers' segments into this node's own.
+
+It reads only, as the owner of a segment is the one who writes it: a slot that was freed can then
+never be overwritten by a writer who has not heard of it yet, which no lock across hosts could
+promise at this price. A *write* to a peer is therefore a message that asks it to reserve slots and
+pull from here; whoever owns the reservation (store, decode node) has such a message already, so
+there is no ``write`` below that would hide it.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from snowskin.terms.errors import InvalidInput, TransferFailed
+from snowskin.transfer.links import Links
 from snowskin.transfer.memory import Segment
+from snowskin.transfer.paths import LinkEstimate, Path, PathStat
 from snowskin.transfer.peer import Peer, local_host_id
 from snowskin.transfer.progress import BlockPull, PullProgress, PullResult
+from snowskin.transfer.settings import TransferSettings
+from snowskin.transfer.topology import LocalNic
+from snowskin.transfer.transports.local import LocalTransport
 from snowskin.transfer.transports.shm import ShmTransport
 from snowskin.transfer.transports.tcp import TcpTransport
 from snowskin.transfer.wire import BLOCKS_LIMIT
 
-__all__ = ["BlockPull", "PullResult", "TransferEngine", "TransferStat"]
+__all__ = [
+    "BlockPull",
+    "LinkEstimate",
+    "PathStat",
+    "PullResult",
+    "TransferEngine",
+    "TransferSettings",
+    "TransferStat",
+]
 
-TRANSPORTS = ("auto", "shm", "tcp")
-COOLDOWN_LEAST_S = 0.1
-COOLDOWN_MOST_S = 2.0
+TRANSPORTS = ("auto", "local", "shm", "tcp")
 SHM_RETRY_S = 30.0
 PEERS_LIMIT = 1024
 
@@ -42,16 +60,22 @@ class TransferStat(msgspec.Struct, frozen=True):
     fallbacks: int = 0
     """Pulls that went over TCP because a segment of this host could not be mapped."""
     opened_connections: int = 0
+    local_bytes: int = 0
+    """From segments of this process."""
+    striped_pulls: int = 0
+    """Pulls that used more than one connection at once."""
+    retried_bytes: int = 0
+    """Asked for over a path that failed, so that another one had to be asked."""
+    failed_paths: int = 0
+    """Times that a path was cut, fell silent or could not be had, and was left alone since."""
+    damaged_ranges: int = 0
+    """Pieces of blocks that arrived damaged and were asked for again."""
+    evicted_paths: int = 0
+    """Whose idle connections were closed to make room."""
 
 
-class _Health:
-    """What we remember of a peer that failed."""
-
-    __slots__ = ("cooldown_s", "retry_s")
-
-    def __init__(self) -> None:
-        self.cooldown_s = COOLDOWN_LEAST_S
-        self.retry_s = 0.0
+class _Transport(Protocol):
+    def pull(self, peer: Peer, progress: PullProgress) -> None: ...
 
 
 class TransferEngine:
@@ -59,29 +83,49 @@ class TransferEngine:
 
     Args:
         segment: where pulled blocks go; the caller has reserved the slots.
-        transport: "shm" and "tcp" use only that; "auto" maps the segments of peers on this host
-            and falls back to TCP where that fails.
+        transport: "local" (registered segments of this process), "shm" and "tcp" use only that;
+            "auto" takes the first of them that can be had.
         cluster_key: what all nodes of the cluster share.
+        nics: our own addresses that paths to peers may begin at, see ``Topology.nics``; without
+            them the kernel's routes decide.
 
     Raises:
         InvalidInput: no such transport.
     """
 
-    def __init__(self, segment: Segment, *, transport: str = "auto", cluster_key: bytes) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        *,
+        transport: str = "auto",
+        cluster_key: bytes,
+        settings: TransferSettings | None = None,
+        nics: Sequence[LocalNic] = (),
+    ) -> None:
         if transport not in TRANSPORTS:
             raise InvalidInput(
                 f"no transport {transport!r}; choose from {', '.join(TRANSPORTS)}",
                 parameter="transport",
             )
+        settings = settings or TransferSettings()
         self._segment = segment
         self._transport = transport
         self._host_id = local_host_id()
+        self._links = Links(settings.stall_s)
+        self._local = LocalTransport()
         self._shm = ShmTransport(cluster_key)
-        self._tcp = TcpTransport(cluster_key)
+        self._tcp = TcpTransport(cluster_key, self._links, settings, nics)
         self._lock = threading.Lock()
-        self._stat = TransferStat()
-        self._health: dict[tuple[str, int], _Health] = {}
+        self._counts = dict.fromkeys(TransferStat.__struct_fields__, 0)
         self._shm_retry_s: dict[str, float] = {}
+
+    def register(self, peer: Peer, segment: Segment) -> None:
+        """Read ``peer`` from its segment in this process, without any transport in between."""
+        self._local.register(peer, segment)
+
+    def unregister(self, peer: Peer) -> None:
+        """Undo ``register``, before the segment is closed. Idempotent."""
+        self._local.unregister(peer)
 
     def pull(
         self,
@@ -116,8 +160,7 @@ class TransferEngine:
         if not blocks:
             return progress.result()
         try:
-            self._check_health(peer)
-            over_shm = self._carry(peer, progress)
+            used = self._carry(peer, progress)
         except TransferFailed:
             self._count(pulls=1, failed_pulls=1, missed_blocks=len(blocks))
             raise
@@ -129,28 +172,39 @@ class TransferEngine:
             landed_blocks=landed_count,
             missed_blocks=len(blocks) - landed_count,
             checksum_failures=result.checksum_failures,
-            shm_bytes=result.kv_bytes if over_shm else 0,
-            tcp_bytes=0 if over_shm else result.kv_bytes,
+            **{f"{used}_bytes": result.kv_bytes},
         )
         return result
 
     def stat(self) -> TransferStat:
         """Counts since the start. Also lets go of the memory of peers that have died."""
         self._shm.drop_dead()
+        tcp = msgspec.structs.asdict(self._tcp.stat())
         with self._lock:
-            return msgspec.structs.replace(self._stat, opened_connections=self._tcp.opened_total)
+            return TransferStat(**{**self._counts, **tcp})
+
+    def path_stat(self) -> tuple[PathStat, ...]:
+        """Load, speed and health of every path that was used."""
+        return self._links.path_stat()
+
+    def link_stat(self) -> tuple[LinkEstimate, ...]:
+        """How busy and how fast the link from each peer is, for whoever predicts transfers."""
+        return self._links.link_stat()
 
     def close(self) -> None:
         """Let go of connections and mappings. No pull may be running."""
         self._shm.close()
         self._tcp.close()
 
-    def _carry(self, peer: Peer, progress: PullProgress) -> bool:
-        """Run the pull over the right transport; whether that was shared memory."""
+    def _carry(self, peer: Peer, progress: PullProgress) -> str:
+        """Run the pull over the right transport; its name."""
+        if self._transport == "local" or (self._transport == "auto" and self._local.has(peer)):
+            self._over_one_path(peer, progress, "local", self._local)
+            return "local"
         if self._transport == "shm" or self._may_map(peer):
             try:
-                self._attempt(peer, progress, self._shm)
-                return True
+                self._over_one_path(peer, progress, "shm", self._shm)
+                return "shm"
             except TransferFailed:
                 if self._transport == "shm":
                     raise
@@ -158,8 +212,8 @@ class TransferEngine:
                     _make_room(self._shm_retry_s)
                     self._shm_retry_s[peer.shm_address] = time.monotonic() + SHM_RETRY_S
                 self._count(fallbacks=1)
-        self._attempt(peer, progress, self._tcp)
-        return False
+        self._tcp.pull(peer, progress)
+        return "tcp"
 
     def _may_map(self, peer: Peer) -> bool:
         if self._transport != "auto" or peer.host_id != self._host_id:
@@ -167,32 +221,27 @@ class TransferEngine:
         with self._lock:
             return self._shm_retry_s.get(peer.shm_address, 0.0) <= time.monotonic()
 
-    def _attempt(
-        self, peer: Peer, progress: PullProgress, transport: ShmTransport | TcpTransport
+    def _over_one_path(
+        self, peer: Peer, progress: PullProgress, name: str, transport: _Transport
     ) -> None:
-        address = (peer.host, peer.port)
+        """Pull over a transport that has but one path to a peer, and measure it."""
+        paths = (Path(peer.node, name, peer.shm_address, 0),)
+        asked_bytes = len(progress.blocks) * self._segment.layout.slot_bytes
+        path = self._links.begin(paths, asked_bytes)
+        if path is None:
+            raise self._links.all_cool_down(paths)
         try:
             transport.pull(peer, progress)
         except TransferFailed:
-            if self._transport == "auto" and transport is self._shm:
-                raise  # TCP has still to be tried.
-            with self._lock:
-                _make_room(self._health)
-                health = self._health.setdefault(address, _Health())
-                health.retry_s = time.monotonic() + health.cooldown_s
-                health.cooldown_s = min(2 * health.cooldown_s, COOLDOWN_MOST_S)
+            cost_s = time.monotonic() - progress.begin_s
+            self._links.fail(path, asked_bytes=asked_bytes, landed_bytes=0, cost_s=cost_s)
             raise
-        with self._lock:
-            self._health.pop(address, None)
-
-    def _check_health(self, peer: Peer) -> None:
-        """Fail at once while a peer that could not be reached cools down."""
-        with self._lock:
-            health = self._health.get((peer.host, peer.port))
-        if health is not None and (left_s := health.retry_s - time.monotonic()) > 0:
-            raise TransferFailed(
-                f"{peer.node} could not be reached; tried again at the earliest in {left_s:.2f} s"
-            )
+        self._links.end(
+            path,
+            asked_bytes=asked_bytes,
+            landed_bytes=int(progress.parts.sum()) * self._segment.layout.part_bytes,
+            active_s=time.monotonic() - progress.begin_s - progress.waited_s,
+        )
 
     def _check_shape(self, peer: Peer) -> None:
         ours, theirs = self._segment.layout, peer.layout
@@ -204,10 +253,8 @@ class TransferEngine:
 
     def _count(self, **increments: int) -> None:
         with self._lock:
-            self._stat = msgspec.structs.replace(
-                self._stat,
-                **{name: getattr(self._stat, name) + by for name, by in increments.items()},
-            )
+            for name, by in increments.items():
+                self._counts[name] += by
 
 
 def _make_room(table: dict[Any, Any]) -> None:

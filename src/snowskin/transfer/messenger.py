@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -28,6 +28,7 @@ from snowskin.transfer.child import Child, Parent
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.peer import Peer, local_host_id
 from snowskin.transfer.serving import BadRequest, MessengerStat, Tally, serve_requests
+from snowskin.transfer.topology import Address, LocalNic
 from snowskin.transfer.wire import tune
 
 __all__ = ["MessengerProcess", "MessengerStat", "Peer"]
@@ -35,20 +36,21 @@ __all__ = ["MessengerProcess", "MessengerStat", "Peer"]
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 ACCEPT_PAUSE_S = 0.05
+_ALL_ADDRESSES = {"0.0.0.0", "::"}
 
 
 class MessengerConfig(msgspec.Struct, frozen=True):
     """What a Messenger is told at its start, over its standard input and never by arguments.
 
     Args:
-        host: address to listen on.
+        hosts: addresses to listen on.
         segment_fd: inherited descriptor of the segment.
         connections_limit: most peers' connections of each kind at once; more are closed at once.
         idle_timeout_s: a connection without a request for so long is closed.
         send_timeout_s: a client that takes no byte for so long is given up.
     """
 
-    host: str
+    hosts: tuple[str, ...]
     cluster_key: bytes
     segment_fd: int
     layout: SegmentLayout
@@ -58,7 +60,7 @@ class MessengerConfig(msgspec.Struct, frozen=True):
 
 
 class _Ready(msgspec.Struct, frozen=True):
-    port: int
+    ports: tuple[int, ...]
     shm_address: str
 
 
@@ -77,18 +79,26 @@ class MessengerProcess:
         node: NodeId,
         host: str = "127.0.0.1",
         cluster_key: bytes,
+        nics: Sequence[LocalNic] = (),
     ) -> MessengerProcess:
         """Start a Messenger for ``segment`` and wait until it listens.
 
         Args:
             host: address to listen on. For all of them (``0.0.0.0``), peers are told the host
-                name, which they must be able to resolve.
+                name, which they must be able to resolve, unless ``nics`` are given.
+            nics: addresses to listen on besides; peers read over all of them at once. See
+                ``Topology.nics``.
 
         Raises:
             TransferFailed: it did not come up, e.g. ``host`` is no address of this machine.
         """
+        listens_on_all = host in _ALL_ADDRESSES
+        further = [] if listens_on_all else [nic.host for nic in nics if nic.host != host]
         config = MessengerConfig(
-            host=host, cluster_key=cluster_key, segment_fd=segment.fd, layout=segment.layout
+            hosts=(host, *further),
+            cluster_key=cluster_key,
+            segment_fd=segment.fd,
+            layout=segment.layout,
         )
         child = Child(
             "snowskin.transfer.messenger",
@@ -101,15 +111,23 @@ class MessengerProcess:
         except OSError as error:
             child.stop(grace_s=0)
             raise TransferFailed(
-                f"the Messenger did not start on {host} (its own message is above): {error}"
+                f"the Messenger did not start on {', '.join(config.hosts)} "
+                f"(its own message is above): {error}"
             ) from error
+        ports = dict(zip(config.hosts, ready.ports, strict=True))
+        tiers = {nic.host: nic.tier for nic in nics}
+        reached = tiers if listens_on_all else {name: tiers.get(name, 0) for name in ports}
+        addresses = tuple(
+            Address(name, ports.get(name, ready.ports[0]), tier) for name, tier in reached.items()
+        )
         peer = Peer(
             node=node,
             host=_reachable(host),
-            port=ready.port,
+            port=ready.ports[0],
             shm_address=ready.shm_address,
             host_id=local_host_id(),
             layout=segment.layout,
+            addresses=addresses if len(addresses) > 1 or listens_on_all else (),
         )
         return cls(child, peer)
 
@@ -146,13 +164,14 @@ class _Listener:
         listening: socket.socket,
         config: MessengerConfig,
         tally: Tally,
+        places: threading.BoundedSemaphore,
         serve: Callable[[socket.socket], None],
     ) -> None:
         self._listening = listening
         self._config = config
         self._tally = tally
         self._serve = serve
-        self._places = threading.BoundedSemaphore(config.connections_limit)
+        self._places = places
 
     def start(self) -> None:
         """Begin to accept on a thread."""
@@ -204,7 +223,7 @@ def _listen_tcp(host: str) -> socket.socket:
 
 def _reachable(host: str) -> str:
     """What peers call us by: an address to listen on, unless that means all addresses."""
-    return socket.gethostname() if host in {"0.0.0.0", "::"} else host
+    return socket.gethostname() if host in _ALL_ADDRESSES else host
 
 
 def _listen_unix() -> tuple[socket.socket, str]:
@@ -221,7 +240,7 @@ def main() -> None:
     config = parent.hear(MessengerConfig)
     segment = Segment.attach(config.segment_fd, config.layout)
     tally = Tally()
-    tcp = _listen_tcp(config.host)
+    listening = [_listen_tcp(host) for host in config.hosts]
     unix, name = _listen_unix()
 
     def serve_reads(connection: socket.socket) -> None:
@@ -238,9 +257,13 @@ def main() -> None:
         tally.add(mappings=1)
         _hand_over(connection, segment)
 
-    _Listener(tcp, config, tally, serve_reads).start()
-    _Listener(unix, config, tally, serve_mappings).start()
-    parent.say(_Ready(port=tcp.getsockname()[1], shm_address=name))
+    places = threading.BoundedSemaphore(config.connections_limit)
+    for tcp in listening:
+        _Listener(tcp, config, tally, places, serve_reads).start()
+    mappings = threading.BoundedSemaphore(config.connections_limit)
+    _Listener(unix, config, tally, mappings, serve_mappings).start()
+    ports = tuple(tcp.getsockname()[1] for tcp in listening)
+    parent.say(_Ready(ports=ports, shm_address=name))
     parent.answer(tally.stat)
     # Threads may be in the middle of a send; there is nothing to be tidied up.
     os._exit(0)

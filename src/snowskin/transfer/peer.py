@@ -8,9 +8,10 @@ import msgspec
 
 from snowskin.terms.ids import NodeId
 from snowskin.transfer.memory import SegmentLayout
+from snowskin.transfer.topology import Address
 
 
-class Peer(msgspec.Struct, frozen=True):
+class Peer(msgspec.Struct, frozen=True, cache_hash=True):
     """A node's Messenger: where it listens, and the shape of the segment that it serves."""
 
     node: NodeId
@@ -21,6 +22,13 @@ class Peer(msgspec.Struct, frozen=True):
     host_id: str
     """Equal where the unix socket can be reached, see ``local_host_id``."""
     layout: SegmentLayout
+    addresses: tuple[Address, ...] = ()
+    """All addresses where it listens, if they are more than ``host`` and ``port``."""
+
+    @property
+    def every_address(self) -> tuple[Address, ...]:
+        """Where it listens."""
+        return self.addresses or (Address(self.host, self.port),)
 
 
 def local_host_id() -> str:

@@ -1,16 +1,18 @@
-"""How far a pull has come: what both transports share."""
+"""How far a pull has come: what all transports share."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from snowskin.transfer.memory import Segment
+from snowskin.transfer.slicing import Coverage
 
 
 class BlockPull(msgspec.Struct, frozen=True):
@@ -40,7 +42,9 @@ class PullResult(msgspec.Struct, frozen=True):
 
 
 class PullProgress:
-    """The state of one pull, changed by the pulling thread alone. Indices are of its blocks.
+    """The state of one pull. Indices are of its blocks.
+
+    A transport that pulls with several threads changes it under ``lock``.
 
     Args:
         cancelled: set by any thread to stop the pull.
@@ -58,20 +62,35 @@ class PullProgress:
         on_part: Callable[[int], None] | None,
     ) -> None:
         self.segment = segment
+        self.blocks = blocks
         self.begin_s = time.monotonic()
         self.deadline_s = self.begin_s + timeout_s
         self.part_count = segment.layout.part_count
-        self.remote_slots = np.array([block.remote_slot for block in blocks], dtype=np.intp)
-        self.local_slots = np.array([block.local_slot for block in blocks], dtype=np.intp)
-        self.generations = np.array([block.remote_generation for block in blocks], dtype=np.uint64)
         self.parts: npt.NDArray[np.int64] = np.zeros(len(blocks), dtype=np.int64)
         """Leading parts of each block that are here and right."""
         self.missed = np.zeros(len(blocks), dtype=np.bool_)
         self.checksum_failures = 0
         self.waited_s = 0.0
+        self.lock = threading.Lock()
         self._cancelled = cancelled
         self._on_part = on_part
         self._parts_told = 0
+        self._coverage: dict[int, Coverage] = {}
+
+    @cached_property
+    def remote_slots(self) -> npt.NDArray[np.intp]:
+        """Of each block, where it is at the peer."""
+        return np.array([block.remote_slot for block in self.blocks], dtype=np.intp)
+
+    @cached_property
+    def local_slots(self) -> npt.NDArray[np.intp]:
+        """Of each block, where it goes."""
+        return np.array([block.local_slot for block in self.blocks], dtype=np.intp)
+
+    @cached_property
+    def generations(self) -> npt.NDArray[np.uint64]:
+        """Of each block, the generation that the peer's slot must have."""
+        return np.array([block.remote_generation for block in self.blocks], dtype=np.uint64)
 
     def open_indices(self) -> npt.NDArray[np.intp]:
         """Blocks that are neither whole nor missed."""
@@ -85,20 +104,51 @@ class PullProgress:
 
     def land(self, indices: npt.NDArray[np.intp] | int, parts: int) -> None:
         """The first ``parts`` parts of these blocks are in place: let our own readers have them."""
+        slots = (
+            self.blocks[indices].local_slot
+            if isinstance(indices, int)
+            else self.local_slots[indices]
+        )
         self.parts[indices] = parts
-        self.segment.publish(self.local_slots[indices], parts)
+        self.segment.publish(slots, parts)
         if self._on_part is not None:
             least = int(self.parts.min())
             if least > self._parts_told:
                 self._parts_told = least
                 self._on_part(least)
 
+    def land_bytes(self, index: int, start: int, stop: int) -> None:
+        """Bytes ``start`` to ``stop`` of a block are in place, in whatever order they come."""
+        layout = self.segment.layout
+        if stop - start == layout.slot_bytes:
+            self.land(index, layout.part_count)
+            return
+        coverage = self._coverage.get(index)
+        if coverage is None:
+            coverage = self._coverage[index] = Coverage()
+        before = coverage.leading_bytes // layout.part_bytes
+        parts = coverage.add(start, stop) // layout.part_bytes
+        if parts > before:
+            self.land(index, parts)
+
+    def miss(self, index: int) -> None:
+        """This block cannot be had."""
+        self.missed[index] = True
+
+    def reject(self, index: int) -> None:
+        """This block arrived, but its bytes are not those that the source stored."""
+        self.missed[index] = True
+        self.checksum_failures += 1
+        self.segment.publish(self.blocks[index].local_slot, 0)
+
     def result(self) -> PullResult:
         """What has come of it."""
-        landed = ~self.missed & (self.parts == self.part_count)
+        whole = self.part_count
+        pairs = zip(self.parts.tolist(), self.missed.tolist(), strict=True)
+        landed = tuple(parts == whole and not missed for parts, missed in pairs)
         return PullResult(
-            landed=tuple(landed.tolist()),
-            kv_bytes=int(landed.sum()) * self.segment.layout.slot_bytes,
+            landed=landed,
+            kv_bytes=sum(landed) * self.segment.layout.slot_bytes,
             transfer_s=time.monotonic() - self.begin_s,
             checksum_failures=self.checksum_failures,
             waited_s=self.waited_s,

@@ -6,15 +6,19 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from snowskin.transfer.memory import Segment, SlotState
+from snowskin.transfer.table import Table
 from snowskin.transfer.wire import (
     BLOCKS_LIMIT,
+    COMPUTE,
+    FRAME_BYTES,
+    HEARTBEAT_S,
     REQUEST,
     REQUEST_MAGIC,
     WAIT_LIMIT_S,
@@ -23,6 +27,7 @@ from snowskin.transfer.wire import (
     EndStatus,
     Frame,
     FrameKind,
+    limit_blocking,
     receive_exactly,
     request_crc,
     send_buffers,
@@ -30,11 +35,13 @@ from snowskin.transfer.wire import (
 
 POLL_LEAST_S = 50e-6
 POLL_MOST_S = 1e-3
-SLICE_BYTES_LIMIT = 1 << 20
-"""A slice of an unsealed block is at most so long (but at least one part)."""
+RUN_BYTES_LIMIT = 1 << 20
+"""Slices that lie side by side are sent as one frame of at most so much, with one checksum."""
 BATCH_BYTES = 4 << 20
 """So much is gathered for one system call."""
 BATCH_BUFFERS = 512
+_FIRST_READ_BYTES = 16 << 10
+_IDLE = Frame(FrameKind.IDLE).pack()
 
 
 class MessengerStat(msgspec.Struct, frozen=True):
@@ -42,9 +49,9 @@ class MessengerStat(msgspec.Struct, frozen=True):
 
     pulls: int = 0
     sent_blocks: int = 0
-    """Blocks sent whole."""
+    """Ranges of blocks (mostly whole ones) sent to their end."""
     missed_blocks: int = 0
-    """Blocks asked for that were not there (any more), or never became ready in time."""
+    """Ranges asked for that were not there (any more), or did not become ready in time."""
     sent_bytes: int = 0
     mappings: int = 0
     """Times that the segment was handed to a process of this host."""
@@ -61,18 +68,18 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stat = MessengerStat()
+        self._counts = dict.fromkeys(MessengerStat.__struct_fields__, 0)
 
     def add(self, **increments: int) -> None:
         """Raise counts by name."""
         with self._lock:
-            raised = {name: getattr(self._stat, name) + by for name, by in increments.items()}
-            self._stat = msgspec.structs.replace(self._stat, **raised)
+            for name, by in increments.items():
+                self._counts[name] += by
 
     def stat(self) -> MessengerStat:
         """The counts now."""
         with self._lock:
-            return self._stat
+            return MessengerStat(**self._counts)
 
 
 class BadRequest(Exception):
@@ -92,187 +99,213 @@ def serve_requests(
     Raises:
         BadRequest, OSError: the caller closes the connection.
     """
+    limit_blocking(connection, receive_s=idle_timeout_s, send_s=send_timeout_s)
+    table = Table(segment)
+    request = memoryview(bytearray(_FIRST_READ_BYTES))
     while True:
-        connection.settimeout(idle_timeout_s)
         try:
-            header = receive_exactly(connection, REQUEST.size)
-        except (ConnectionEnded, TimeoutError):
+            received = connection.recv_into(request)
+        except BlockingIOError:
             return
-        connection.settimeout(send_timeout_s)
-        magic, count, wait_s, crc = REQUEST.unpack(header)
-        if (
-            magic != REQUEST_MAGIC
-            or not 1 <= count <= BLOCKS_LIMIT
-            or not 0 <= wait_s <= WAIT_LIMIT_S
-        ):
-            raise BadRequest
-        wanted = receive_exactly(connection, count * WANTED.itemsize)
-        if crc != request_crc(count, wait_s, wanted):
-            raise BadRequest
-        serving = _Serving(connection, segment, np.frombuffer(wanted, dtype=WANTED))
+        if received == 0:
+            return
+        wait_s, wanted = _read_request(connection, request[:received], send_timeout_s)
+        serving = Serving(connection, table, wanted)
         try:
             serving.run(wait_s)
         finally:
             tally.add(
                 pulls=1,
-                sent_blocks=serving.sent_blocks,
-                missed_blocks=serving.missed_blocks,
+                sent_blocks=serving.sent_ranges,
+                missed_blocks=serving.missed_ranges,
                 sent_bytes=serving.sent_bytes,
             )
 
 
-class _Serving:
-    """One pull. Indices are of the request's blocks."""
+def _read_request(
+    connection: socket.socket, begun: memoryview, timeout_s: float
+) -> tuple[float, Sequence[tuple[int, ...]]]:
+    """Seconds to wait and wanted ranges, from what was received of a request and its rest.
+
+    Raises:
+        BadRequest: it is none.
+        OSError: its rest does not come.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    packed = bytes(begun)
+    if len(packed) < REQUEST.size:
+        packed += _rest(connection, REQUEST.size - len(packed), deadline_s)
+    magic, count, wait_s, crc = REQUEST.unpack_from(packed)
+    if magic != REQUEST_MAGIC or not 1 <= count <= BLOCKS_LIMIT or not 0 <= wait_s <= WAIT_LIMIT_S:
+        raise BadRequest
+    missing_bytes = REQUEST.size + count * WANTED.size - len(packed)
+    if missing_bytes < 0:
+        raise BadRequest
+    if missing_bytes:
+        packed += _rest(connection, missing_bytes, deadline_s)
+    wanted = packed[REQUEST.size :]
+    if crc != request_crc(count, wait_s, wanted):
+        raise BadRequest
+    return wait_s, list(WANTED.iter_unpack(wanted))
+
+
+def _rest(connection: socket.socket, length_bytes: int, deadline_s: float) -> bytes:
+    try:
+        return receive_exactly(connection, length_bytes, deadline_s=deadline_s)
+    finally:
+        connection.settimeout(None)
+
+
+class Serving:
+    """One request. Indices are of its ranges."""
 
     def __init__(
-        self, connection: socket.socket, segment: Segment, wanted: npt.NDArray[np.void]
+        self, connection: socket.socket, table: Table, wanted: Sequence[tuple[int, ...]]
     ) -> None:
         self._connection = connection
-        self._segment = segment
-        self._part_bytes = segment.layout.part_bytes
-        self._part_count = segment.layout.part_count
-        self._slots = wanted["slot"].astype(np.intp)
-        self._generations = wanted["generation"].astype(np.uint64)
-        self._sent = np.zeros(len(wanted), dtype=np.int64)
-        self._open = np.arange(len(wanted), dtype=np.intp)
-        self._batch: list[memoryview] = []
-        self._unconfirmed: list[int] = []
-        """Blocks whose last slice is queued, and whose end is not."""
+        self._table = table
+        self._wanted = wanted
+        self._at = [start for _, _, _, start, _ in wanted]
+        """The next byte of each range to be sent."""
+        self._batch: list[bytes | memoryview] = []
         self._batch_bytes = 0
-        self.sent_blocks = 0
-        self.missed_blocks = 0
+        self._unconfirmed: list[int] = []
+        """Ranges whose last slice is queued, and whose end is not."""
+        self.sent_ranges = 0
+        self.missed_ranges = 0
         self.sent_bytes = 0
 
     def run(self, wait_s: float) -> None:
-        """Send all that becomes ready within ``wait_s``, and an end for every block."""
+        """Send all that becomes ready within ``wait_s``, and an end for every range."""
         deadline_s = time.monotonic() + wait_s
-        # An index out of range, or an even generation (a free slot), is a miss from the start.
-        possible = (self._slots < self._segment.layout.slot_count) & (self._generations % 2 == 1)
-        self._end_blocks(self._open[~possible], EndStatus.MISSED)
-        self._open = self._open[possible]
-        while len(self._open):
-            if self._send_ready():
-                continue
-            self._flush()
-            if not self._wait_for_change(deadline_s):
-                self._end_blocks(self._open, EndStatus.MISSED)
+        waiting = [index for index in range(len(self._wanted)) if self._advance(index)]
+        self._flush()
+        while waiting:
+            changed = self._wait_for_change(waiting, deadline_s) if wait_s else ()
+            if not changed:
+                for index in waiting:
+                    self._end(index, EndStatus.LATER)
+                self.missed_ranges += len(waiting) if wait_s else 0
                 break
+            ended = {index for index in changed if not self._advance(index)}
+            if ended:
+                waiting = [index for index in waiting if index not in ended]
+            self._flush()
         self._flush()
-        self._queue(Frame(FrameKind.DONE).pack())
-        self._flush()
 
-    def _wait_for_change(self, deadline_s: float) -> bool:
-        """Sleep until the table shows something new; False if it does not by the deadline.
-
-        Raises:
-            ConnectionEnded: the client closed the connection (or broke the protocol by talking).
-        """
-        table, slots = self._segment, self._slots[self._open]
-        generations = self._generations[self._open].tobytes()
-        parts = self._sent[self._open].astype(np.uint32).tobytes()
-        pause_s = POLL_LEAST_S
-        while time.monotonic() < deadline_s:
-            if (
-                table.parts_ready[slots].tobytes() != parts
-                or table.generation[slots].tobytes() != generations
-            ):
-                return True
-            if select.select([self._connection], [], [], pause_s)[0]:
-                raise ConnectionEnded("the client wants no more")
-            pause_s = min(2 * pause_s, POLL_MOST_S)
-        return False
-
-    def _send_ready(self) -> bool:
-        """One look at the table and all slices that it allows; whether anything moved."""
-        table, slots = self._segment, self._slots[self._open]
-        live = table.generation[slots] == self._generations[self._open]
-        # Read after the generation: a newer use of the slot has cleared it before it became live.
-        ready = table.parts_ready[slots].astype(np.int64)
-        self._end_blocks(self._open[~live], EndStatus.MISSED)
-        open_now, ready = self._open[live], ready[live]
-        moving = open_now[ready > self._sent[open_now]]
-        for index, parts in zip(moving, ready[ready > self._sent[open_now]], strict=True):
-            self._send_block(int(index), int(parts))
-        still = live.copy()
-        still[live] = self._sent[open_now] < self._part_count
-        moved = len(moving) > 0 or not live.all()
-        self._open = self._open[still]
-        return moved
-
-    def _send_block(self, index: int, ready: int) -> None:
-        """Queue a block's newly ready parts as slices, each with a checksum.
+    def _advance(self, index: int) -> bool:
+        """Queue what is newly ready of a range; whether more is to come.
 
         A checksum counts only if the generation is still right after it was read or computed:
         then it is of the bytes meant, and bytes that change before they are sent fail it there.
         """
-        slot = int(self._slots[index])
-        first = int(self._sent[index])
-        ready = min(ready, self._part_count)
-        stored = self._stored_checksum(slot)
-        whole = first == 0 and ready == self._part_count and stored is not None
-        step = ready if whole else max(1, SLICE_BYTES_LIMIT // self._part_bytes)
-        self._sent[index] = ready
-        for start in range(first, ready, step):
-            stop = min(start + step, ready)
-            if whole and stored is not None:
-                checksum = stored
-            else:
-                of_parts = self._segment.data[slot, start:stop]
-                checksum = xxhash.xxh3_64_intdigest(of_parts.data)
-            if not self._is_live(index):
-                self._sent[index] = self._part_count
-                self._end_blocks([index], EndStatus.MISSED)
-                return
-            self._queue_slice(index, start, stop - start, checksum)
-        if ready == self._part_count:
-            self._unconfirmed.append(index)
+        table, layout = self._table, self._table.layout
+        slot, flags, generation, start, stop = self._wanted[index]
+        if (
+            slot >= layout.slot_count
+            or not generation % 2  # A free slot.
+            or not start < stop <= layout.slot_bytes
+            or table.generation[slot] != generation
+        ):
+            return self._end(index, EndStatus.MISSED)
+        # Read after the generation: a newer use of the slot has cleared it before it became live.
+        ready = min(table.parts_ready[slot] * layout.part_bytes, stop)
+        at = self._at[index]
+        if at >= ready:
+            return True
+        base = slot * layout.slot_bytes
+        whole = ready - at == layout.slot_bytes and not flags & COMPUTE
+        if whole and table.state[slot] == SlotState.SEALED:
+            checksum = table.checksum[slot]
+            if table.generation[slot] != generation:
+                return self._end(index, EndStatus.MISSED)
+            self._queue(FrameKind.WHOLE, index, 0, table.bytes[base : base + ready], checksum)
+            self.sent_ranges += 1
+            return False
+        while at < ready:
+            end = min(at + RUN_BYTES_LIMIT, ready)
+            piece = table.bytes[base + at : base + end]
+            checksum = xxhash.xxh3_64_intdigest(piece)
+            if table.generation[slot] != generation:
+                return self._end(index, EndStatus.MISSED)
+            self._queue(FrameKind.SLICE, index, at, piece, checksum)
+            at = self._at[index] = end
+        if at < stop:
+            return True
+        self._unconfirmed.append(index)
+        return False
+
+    def _wait_for_change(self, waiting: list[int], deadline_s: float) -> list[int]:
+        """Sleep until the table shows something new; of what, or nothing by the deadline.
+
+        Raises:
+            ConnectionEnded: the client closed the connection (or broke the protocol by talking).
+        """
+        segment, part_bytes = self._table.segment, self._table.layout.part_bytes
+        slots = np.array([self._wanted[index][0] for index in waiting], dtype=np.intp)
+        generations = np.array([self._wanted[index][2] for index in waiting], dtype=np.uint64)
+        parts = np.array([self._at[index] // part_bytes for index in waiting], dtype=np.uint32)
+        pause_s = POLL_LEAST_S
+        heard_s = time.monotonic()
+        while (now_s := time.monotonic()) < deadline_s:
+            changed = (segment.parts_ready[slots] > parts) | (
+                segment.generation[slots] != generations
+            )
+            if changed.any():
+                return [waiting[position] for position in np.flatnonzero(changed)]
+            if now_s - heard_s >= HEARTBEAT_S:
+                send_buffers(self._connection, [memoryview(_IDLE)])
+                heard_s = now_s
+            if select.select([self._connection], [], [], pause_s)[0]:
+                raise ConnectionEnded("the client wants no more")
+            pause_s = min(2 * pause_s, POLL_MOST_S)
+        return []
 
     def _confirm(self) -> None:
-        """Queue the ends of whole blocks, whose bytes have left: were they right until then?"""
+        """Queue the ends of ranges whose bytes have left: were they right until then?"""
         unconfirmed, self._unconfirmed = self._unconfirmed, []
+        table = self._table
         for index in unconfirmed:
-            checksum = self._stored_checksum(int(self._slots[index]))
-            if not self._is_live(index):
-                self._end_blocks([index], EndStatus.MISSED)
-            elif checksum is None:
-                self._end_blocks([index], EndStatus.SENT)
+            slot, _, generation, _, _ = self._wanted[index]
+            sealed = table.state[slot] == SlotState.SEALED
+            checksum = table.checksum[slot] if sealed else 0
+            if table.generation[slot] != generation:
+                self._end(index, EndStatus.MISSED)
             else:
-                self._end_blocks([index], EndStatus.SEALED, checksum)
+                self._end(index, EndStatus.SEALED if sealed else EndStatus.SENT, checksum)
 
-    def _is_live(self, index: int) -> bool:
-        live: bool = self._segment.generation[self._slots[index]] == self._generations[index]
-        return live
+    def _end(self, index: int, status: EndStatus, checksum: int = 0) -> bool:
+        """Queue a range's end; that nothing more is to come."""
+        if status in {EndStatus.SENT, EndStatus.SEALED}:
+            self.sent_ranges += 1
+        elif status == EndStatus.MISSED:
+            self.missed_ranges += 1
+        self._queue(FrameKind.END, index, 0, None, checksum, status)
+        return False
 
-    def _stored_checksum(self, slot: int) -> int | None:
-        if self._segment.state[slot] != SlotState.SEALED:
-            return None
-        return int(self._segment.checksum[slot])
-
-    def _queue_slice(self, index: int, first: int, count: int, checksum: int) -> None:
-        self._queue(Frame(FrameKind.SLICE, 0, index, first, count, checksum).pack())
-        parts = self._segment.data[self._slots[index], first : first + count]
-        self._queue(parts.reshape(-1).data)
-
-    def _end_blocks(
-        self, indices: npt.NDArray[np.intp] | list[int], status: EndStatus, checksum: int = 0
+    def _queue(
+        self,
+        kind: FrameKind,
+        index: int,
+        start: int,
+        content: memoryview | None,
+        checksum: int,
+        status: int = 0,
     ) -> None:
-        if status == EndStatus.MISSED:
-            self.missed_blocks += len(indices)
-        else:
-            self.sent_blocks += len(indices)
-        for index in indices:
-            self._queue(Frame(FrameKind.END, status, int(index), checksum=checksum).pack())
-
-    def _queue(self, buffer: bytes | memoryview) -> None:
-        self._batch.append(memoryview(buffer))
-        self._batch_bytes += len(buffer)
+        length_bytes = len(content) if content is not None else 0
+        self._batch.append(Frame(kind, status, index, start, length_bytes, checksum).pack())
+        self._batch_bytes += FRAME_BYTES + length_bytes
+        if content is not None:
+            self._batch.append(content)
         if self._batch_bytes >= BATCH_BYTES or len(self._batch) >= BATCH_BUFFERS:
             self._flush()
 
     def _flush(self) -> None:
-        batch, self._batch = self._batch, []
-        send_buffers(self._connection, batch)
-        self.sent_bytes += self._batch_bytes
-        self._batch_bytes = 0
-        # The kernel has its own copy now, so what is still live was sent right.
-        self._confirm()
+        """Send what is queued, and the ends that follow from its having been sent."""
+        while self._batch:
+            batch, self._batch = self._batch, []
+            sent_bytes, self._batch_bytes = self._batch_bytes, 0
+            send_buffers(self._connection, batch)
+            self.sent_bytes += sent_bytes
+            # The kernel has its own copy now, so what is still live was sent right.
+            self._confirm()

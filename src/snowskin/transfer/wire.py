@@ -1,21 +1,23 @@
 """What goes over a data connection, to the byte. All integers are little-endian.
 
-Client to server, after authentication: a request, ``REQUEST`` (magic, number of blocks, seconds
-that the server may wait, CRC-32 of both and of what follows), then that many ``WANTED`` entries
-(slot, generation).
+Client to server, after authentication: a request, ``REQUEST`` (magic, number of ranges, seconds
+that the server may wait, CRC-32 of both and of what follows), then that many ``WANTED`` entries:
+slot, flags, generation, and the bytes ``start`` to ``stop`` of the block that are wanted.
 
 Server to client: frames of ``FRAME_BYTES`` (the last four are the CRC-32 of the others), each
-followed by the bytes of its parts if it is a slice. Blocks are named by their index in the
-request. The CRCs are there because TCP's own checksum is weak, and a right block taken for another
-one is as wrong as a broken one.
+followed by its bytes if it is a slice. Ranges are named by their index in the request; several may
+be of one block. The CRCs are there because TCP's own checksum is weak, and a right block taken for
+another one is as wrong as a broken one.
 
-* ``SLICE``: ``parts`` parts of a block from part ``first``; ``checksum`` is xxh3-64 of them. A
-  slice may be of a whole sealed block, then its checksum is the stored one.
-* ``END``: nothing more comes for the block. ``status`` tells whether all of it was sent; if the
-  block is sealed, ``checksum`` is the stored one of the whole block.
-* ``DONE``: every block has ended; the connection is free for the next request.
+* ``SLICE``: ``length`` bytes of a range from byte ``start`` of the block, the next after those
+  already sent; ``checksum`` is xxh3-64 of them, computed now.
+* ``WHOLE``: all bytes of a sealed block; ``checksum`` is the stored one. It ends its range.
+* ``END``: nothing more comes for the range; ``status`` tells why. If the block is sealed,
+  ``checksum`` is the stored one of the whole block.
+* ``IDLE``: nothing is ready to be sent; so silence means that something is wrong.
 
-A client that wants no more closes the connection.
+When every range has ended, the connection is free for the next request. A client that wants no
+more closes it.
 """
 
 from __future__ import annotations
@@ -28,17 +30,19 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 REQUEST = struct.Struct("<4sIdI")
-REQUEST_MAGIC = b"PULL"
-WANTED = np.dtype([("slot", "<u4"), ("generation", "<u8")])
+REQUEST_MAGIC = b"PUL2"
+WANTED = struct.Struct("<IIQQQ")
+COMPUTE = 1
+"""Flag of a wanted range: send freshly computed checksums, as the stored one did not fit."""
 _REQUEST_CHECKED = struct.Struct("<Id")
-_FRAME = struct.Struct("<BBxxIIIQ")
+_FRAME = struct.Struct("<BBxxIQQQ")
 _CRC = struct.Struct("<I")
 FRAME_BYTES = _FRAME.size + _CRC.size
 BLOCKS_LIMIT = 65_536
-"""Most blocks in one request."""
+"""Most ranges in one request."""
+HEARTBEAT_S = 0.25
+"""A server that waits sends an ``IDLE`` frame so often."""
 SILENCE_LIMIT_S = 10
 WAIT_LIMIT_S = 3600.0
 """Longest that a server waits for blocks to become ready."""
@@ -49,18 +53,21 @@ class FrameKind(enum.IntEnum):
 
     SLICE = 1
     END = 2
-    DONE = 3
+    WHOLE = 3
+    IDLE = 4
 
 
 class EndStatus(enum.IntEnum):
-    """How a block's transfer ended."""
+    """How a range's transfer ended."""
 
     MISSED = 0
-    """The slot is not (any more) what was asked for, or never became ready in time."""
+    """The slot is not (any more) what was asked for."""
     SENT = 1
-    """All parts were sent; not sealed yet."""
+    """All of it was sent; the block is not sealed yet."""
     SEALED = 2
-    """All parts were sent, and the frame carries the block's stored checksum."""
+    """All of it was sent, and the frame carries the block's stored checksum."""
+    LATER = 3
+    """Not all of it was ready within the time that the server was told to wait."""
 
 
 class Frame(NamedTuple):
@@ -68,9 +75,9 @@ class Frame(NamedTuple):
 
     kind: int
     status: int = 0
-    block: int = 0
-    first: int = 0
-    parts: int = 0
+    range: int = 0
+    start: int = 0
+    length: int = 0
     checksum: int = 0
 
     def pack(self) -> bytes:
@@ -115,6 +122,15 @@ def tune(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def limit_blocking(connection: socket.socket, *, receive_s: float, send_s: float) -> None:
+    """Let the kernel itself time out (as BlockingIOError): one system call for each operation."""
+    connection.settimeout(None)
+    for option, limit_s in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
+        microseconds = max(1, round(limit_s * 1e6))
+        packed = struct.pack("@ll", *divmod(microseconds, 1_000_000))
+        connection.setsockopt(socket.SOL_SOCKET, option, packed)
+
+
 class ConnectionEnded(ConnectionError):
     """The other end closed the connection before the message was whole."""
 
@@ -147,11 +163,18 @@ def receive_exactly(
     return bytes(message)
 
 
-def send_buffers(connection: socket.socket, buffers: Sequence[memoryview]) -> None:
-    """Send several buffers in order, gathered by the kernel, none of them copied here."""
+def send_buffers(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+    """Send several buffers in order, gathered by the kernel, none of them copied here.
+
+    Raises:
+        TimeoutError: the other end took no byte for as long as the socket allows.
+    """
     pending = list(buffers)
     while pending:
-        sent = connection.sendmsg(pending)
+        try:
+            sent = connection.sendmsg(pending)
+        except BlockingIOError as error:
+            raise TimeoutError("the other end takes no more bytes") from error
         done = 0
         while done < len(pending) and sent >= len(pending[done]):
             sent -= len(pending[done])

@@ -11,22 +11,15 @@ import socket
 import threading
 import time
 
-import numpy as np
-import numpy.typing as npt
-
 from snowskin.terms.errors import InvalidInput, TransferFailed
 from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_client
 from snowskin.transfer.memory import Segment
 from snowskin.transfer.peer import Peer
 from snowskin.transfer.progress import PullProgress
+from snowskin.transfer.transports.copying import Copying
 
-POLL_LEAST_S = 50e-6
-POLL_MOST_S = 1e-3
-LOOKS_PER_LIFE_SIGN = 8
-"""Whether the peer still lives is asked once in so many looks at its table."""
-ROUND_BYTES = 8 << 20
-"""At most about so much is copied between two looks at generations, cancellation and deadline."""
 ATTACHMENTS_LIMIT = 128
+SWEEP_S = 1.0
 
 
 class Attachment:
@@ -83,6 +76,8 @@ class ShmTransport:
         self._attachments: dict[Peer, Attachment] = {}
         self._in_use: dict[Peer, int] = {}
         self._lock = threading.Lock()
+        self._sweep_s = 0.0
+        """When to look for dead peers again."""
 
     def pull(self, peer: Peer, progress: PullProgress) -> None:
         """Copy until every block has landed or missed, or the pull must stop.
@@ -92,7 +87,7 @@ class ShmTransport:
         """
         attachment = self._enter(peer)
         try:
-            _Copying(attachment, progress).run()
+            Copying(attachment.segment, attachment.is_alive, progress).run()
         finally:
             self._leave(peer)
 
@@ -110,8 +105,12 @@ class ShmTransport:
 
     def _enter(self, peer: Peer) -> Attachment:
         with self._lock:
-            self._drop_dead_and_spare()
+            if time.monotonic() >= self._sweep_s:
+                self._drop_dead_and_spare()
             attachment = self._attachments.get(peer)
+            if attachment is not None and peer not in self._in_use and not attachment.is_alive():
+                self._attachments.pop(peer).close()
+                attachment = None
             if attachment is not None:
                 self._in_use[peer] = self._in_use.get(peer, 0) + 1
                 return attachment
@@ -134,111 +133,9 @@ class ShmTransport:
 
     def _drop_dead_and_spare(self) -> None:
         """Drop idle attachments of dead peers, and the oldest idle ones beyond the limit."""
+        self._sweep_s = time.monotonic() + SWEEP_S
         idle = [peer for peer in self._attachments if peer not in self._in_use]
         excess = len(self._attachments) - ATTACHMENTS_LIMIT
         for position, peer in enumerate(idle):
             if position < excess or not self._attachments[peer].is_alive():
                 self._attachments.pop(peer).close()
-
-
-class _Copying:
-    """One pull by copying."""
-
-    def __init__(self, attachment: Attachment, progress: PullProgress) -> None:
-        self._attachment = attachment
-        self._source = attachment.segment
-        self._progress = progress
-        part_bytes = progress.segment.layout.part_bytes
-        self._round_parts = max(1, ROUND_BYTES // part_bytes)
-
-    def run(self) -> None:
-        """Copy what is ready, wait for more, until nothing is open or the pull must stop."""
-        progress = self._progress
-        in_range = progress.remote_slots < self._source.layout.slot_count
-        progress.missed |= ~in_range | (progress.generations % 2 == 0)
-        while len(indices := progress.open_indices()) and not progress.must_stop():
-            if self._copy_ready(indices) or self._wait_for_change(indices):
-                continue
-            # Dead. It may have finished something between our last look and its end.
-            if not self._copy_ready(indices):
-                return
-
-    def _wait_for_change(self, indices: npt.NDArray[np.intp]) -> bool:
-        """Sleep until the table shows something new or the pull must stop; False if it is dead.
-
-        A node may wait on several pulls while its engine computes, so a look must cost little:
-        two gathers and two comparisons of bytes.
-        """
-        progress, table = self._progress, self._source
-        slots = progress.remote_slots[indices]
-        generations = progress.generations[indices].tobytes()
-        parts = progress.parts[indices].astype(np.uint32).tobytes()
-        begin_s = time.monotonic()
-        pause_s = POLL_LEAST_S
-        looks = 0
-        try:
-            while not progress.must_stop():
-                if looks % LOOKS_PER_LIFE_SIGN == 0 and not self._attachment.is_alive():
-                    return False
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, POLL_MOST_S)
-                looks += 1
-                if (
-                    table.parts_ready[slots].tobytes() != parts
-                    or table.generation[slots].tobytes() != generations
-                ):
-                    return True
-            return True
-        finally:
-            progress.waited_s += time.monotonic() - begin_s
-
-    def _copy_ready(self, indices: npt.NDArray[np.intp]) -> bool:
-        """One look at the peer's table and one round of copies; whether anything moved."""
-        source, progress = self._source, self._progress
-        slots = progress.remote_slots[indices]
-        live = source.generation[slots] == progress.generations[indices]
-        ready = np.minimum(source.parts_ready[slots], progress.part_count).astype(np.int64)
-        progress.missed[indices[~live]] = True
-        moving = live & (ready > progress.parts[indices])
-        if not moving.any():
-            return not live.all()
-        self._copy_round(indices[moving], ready[moving])
-        return True
-
-    def _copy_round(self, indices: npt.NDArray[np.intp], ready: npt.NDArray[np.int64]) -> None:
-        """Copy runs of neighbouring slots with equal progress, until the round has enough."""
-        progress = self._progress
-        begun = progress.parts[indices]
-        broken = (
-            (np.diff(progress.remote_slots[indices]) != 1)
-            | (np.diff(progress.local_slots[indices]) != 1)
-            | (np.diff(begun) != 0)
-            | (np.diff(ready) != 0)
-        )
-        starts = np.concatenate(([0], np.flatnonzero(broken) + 1, [len(indices)]))
-        budget_parts = self._round_parts
-        for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-            first, last = int(begun[start]), int(ready[start])
-            at = start
-            while at < end and budget_parts > 0:
-                width = max(1, min(end - at, budget_parts // (last - first)))
-                self._copy_run(indices[at : at + width], first, last)
-                budget_parts -= width * (last - first)
-                at += width
-            if budget_parts <= 0:
-                return
-
-    def _copy_run(self, run: npt.NDArray[np.intp], first: int, last: int) -> None:
-        """Copy parts ``first`` to ``last`` of neighbouring slots; land those that stayed live."""
-        progress, source = self._progress, self._source
-        here, there = int(progress.local_slots[run[0]]), int(progress.remote_slots[run[0]])
-        count = len(run)
-        ours = progress.segment.data[here : here + count, first:last]
-        ours[:] = source.data[there : there + count, first:last]
-        live = source.generation[there : there + count] == progress.generations[run]
-        progress.missed[run[~live]] = True
-        if live.any():
-            progress.land(run[live], last)
-
-
-__all__ = ["Attachment", "ShmTransport"]

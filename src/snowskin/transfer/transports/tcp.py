@@ -1,238 +1,331 @@
 """Reading a peer's segment over TCP, straight into our own: see ``transfer.wire``.
 
-Each pull has a connection to itself, taken from a small pool of idle ones. The server sends what
-is ready without being asked again, so that a pull costs one round trip, however long it follows a
-block that is still being written.
+A pull has one worker or several, each with one connection at a time, and each free to take any
+path at any time: which, ``transfer.paths`` decides by load and health; what, ``transfer.slicing``.
+The first worker is the caller's own thread, so a small pull starts no other and costs one round
+trip. A path that is cut, falls silent or damages bytes is left alone for a while, and what it had
+not brought is taken by the next worker to come, over another path.
 """
 
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-import xxhash
+import msgspec
 
 from snowskin.terms.errors import TransferFailed
 from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_client
+from snowskin.transfer.endpoints import EndpointPool
+from snowskin.transfer.links import Links
+from snowskin.transfer.paths import Path
 from snowskin.transfer.peer import Peer
 from snowskin.transfer.progress import PullProgress
-from snowskin.transfer.wire import (
-    FRAME_BYTES,
-    REQUEST,
-    REQUEST_MAGIC,
-    WAIT_LIMIT_S,
-    WANTED,
-    ConnectionEnded,
-    EndStatus,
-    Frame,
-    FrameKind,
-    request_crc,
-    tune,
-)
+from snowskin.transfer.settings import TransferSettings
+from snowskin.transfer.slicing import Batch, Range, SliceBoard, worker_count
+from snowskin.transfer.topology import LocalNic, pair_paths
+from snowskin.transfer.transports.receiving import PullState, Receiving, Stopped
+from snowskin.transfer.wire import limit_blocking, tune
 
 TICK_S = 0.02
 """A silent connection looks so often for cancellation and deadline."""
-CHUNK_BYTES = 256 << 10
-"""So much is received before it is hashed, while it is still in the processor's cache."""
-IDLE_PER_PEER_LIMIT = 4
-IDLE_PEERS_LIMIT = 128
+IDLE_LIMIT = 512
+IDLE_PER_PATH_LIMIT = 4
+HELPERS_LIMIT = 16
+"""Threads beside those of the callers, for all pulls together."""
+
+
+class TcpStat(msgspec.Struct, frozen=True):
+    """Counts since the start."""
+
+    opened_connections: int = 0
+    evicted_paths: int = 0
+    """Whose idle connections were closed to make room."""
+    striped_pulls: int = 0
+    """Pulls that used more than one connection at once."""
+    retried_bytes: int = 0
+    """Asked for over a path that failed, so that another one had to be asked."""
+    failed_paths: int = 0
+    """Times that a path was cut, fell silent or could not be had, and was left alone since."""
+    damaged_ranges: int = 0
+    """Ranges that arrived damaged and were asked for again."""
 
 
 class TcpTransport:
-    """Connections to peers; idle ones are kept for the next pull."""
+    """Connections to peers, of which idle ones are kept for the next pull.
 
-    def __init__(self, cluster_key: bytes) -> None:
+    Args:
+        links: the health of paths; shared with the other transports.
+        nics: our own NICs that paths may begin at; empty: what the kernel's routes say.
+    """
+
+    def __init__(
+        self,
+        cluster_key: bytes,
+        links: Links,
+        settings: TransferSettings,
+        nics: Sequence[LocalNic] = (),
+    ) -> None:
+        self.settings = settings
+        self.links = links
         self._cluster_key = cluster_key
-        self._idle: dict[tuple[str, int], list[socket.socket]] = {}
+        self._nics = tuple(nics)
         self._lock = threading.Lock()
-        self.opened_total = 0
-        """Connections made since the start."""
+        self._pool: EndpointPool[Path, socket.socket] = EndpointPool(
+            IDLE_LIMIT, max(IDLE_PER_PATH_LIMIT, self.settings.connections_per_path)
+        )
+        self._paths: dict[Peer, tuple[Path, ...]] = {}
+        self._counts = dict.fromkeys(TcpStat.__struct_fields__, 0)
+        self._helpers = ThreadPoolExecutor(HELPERS_LIMIT, thread_name_prefix="pull")
+        self._helper_places = threading.BoundedSemaphore(HELPERS_LIMIT)
 
     def pull(self, peer: Peer, progress: PullProgress) -> None:
         """Receive until every block has landed or missed, or the pull must stop.
 
         Raises:
-            TransferFailed: the peer cannot be reached.
+            TransferFailed: the peer cannot be reached over any path.
         """
-        connection = self._take(peer) or self._open(peer)
-        try:
-            _Receiving(connection, progress).run()
-        except (_Stopped, OSError):
-            connection.close()  # Landed blocks stay; the server sees the end and stops sending.
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            self._give_back(peer, connection)
+        _Pull(self, peer, progress).run()
+
+    def stat(self) -> TcpStat:
+        """Counts since the start."""
+        with self._lock:
+            return TcpStat(**{**self._counts, "evicted_paths": self._pool.evicted_total})
 
     def close(self) -> None:
         """Close the idle connections. No pull may be running."""
+        self._helpers.shutdown()
         with self._lock:
-            for connections in self._idle.values():
-                for connection in connections:
-                    connection.close()
-            self._idle.clear()
+            for connection in self._pool.clear():
+                connection.close()
 
-    def _take(self, peer: Peer) -> socket.socket | None:
-        while True:
-            with self._lock:
-                idle = self._idle.get((peer.host, peer.port))
-                if not idle:
-                    return None
-                connection = idle.pop()
-            if _is_quiet(connection):
-                return connection
+    def paths(self, peer: Peer) -> tuple[Path, ...]:
+        """The ways to a peer."""
+        with self._lock:
+            known = self._paths.get(peer)
+            if known is None:
+                if len(self._paths) >= IDLE_LIMIT:
+                    del self._paths[next(iter(self._paths))]
+                known = self._paths[peer] = pair_paths(peer.node, peer.every_address, self._nics)
+            return known
+
+    def start_helpers(self, wanted: int, work: Callable[[], None]) -> list[Future[None]]:
+        """As many further workers as there are places for, at most so many."""
+        helpers: list[Future[None]] = []
+        while len(helpers) < wanted and self._helper_places.acquire(blocking=False):
+            future = self._helpers.submit(work)
+            future.add_done_callback(lambda _: self._helper_places.release())
+            helpers.append(future)
+        return helpers
+
+    def count(self, **increments: int) -> None:
+        """Raise counts by name."""
+        with self._lock:
+            for name, by in increments.items():
+                self._counts[name] += by
+
+    def forget(self, path: Path) -> None:
+        """Close the idle connections of a path: what ended one of them has ended all."""
+        with self._lock:
+            stale = self._pool.drop(path)
+        for connection in stale:
             connection.close()
 
-    def _open(self, peer: Peer) -> socket.socket:
+    def take(self, path: Path) -> socket.socket | None:
+        """An idle connection. It may have been closed at the other end, which its use will show."""
+        with self._lock:
+            return self._pool.take(path)
+
+    def give(self, path: Path, connection: socket.socket) -> None:
+        """Keep a connection for the next pull."""
+        with self._lock:
+            spare = self._pool.give(path, connection)
+        for one in spare:
+            one.close()
+
+    def open(self, path: Path, timeout_s: float) -> socket.socket:
+        """A new connection.
+
+        Raises:
+            TransferFailed: it cannot be had.
+        """
+        origin = (path.local_host, 0) if path.local_host is not None else None
         try:
-            connection = socket.create_connection((peer.host, peer.port), HANDSHAKE_TIMEOUT_S)
+            connection = socket.create_connection((path.host, path.port), timeout_s, origin)
         except OSError as error:
             raise TransferFailed(
-                f"cannot reach {peer.node} at {peer.host}:{peer.port}: {error}"
+                f"cannot reach {path.node} at {path.host}:{path.port}: {error}"
             ) from error
         try:
             tune(connection)
             authenticate_as_client(connection, self._cluster_key)
-            # A blocking socket with the kernel's own timeout: one system call for each receive,
-            # and MSG_WAITALL counts.
-            connection.settimeout(None)
-            tick = struct.pack("@ll", 0, int(TICK_S * 1e6))
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
+            limit_blocking(connection, receive_s=TICK_S, send_s=HANDSHAKE_TIMEOUT_S)
         except (OSError, TransferFailed) as error:
             connection.close()
             raise TransferFailed(
-                f"{peer.node} at {peer.host}:{peer.port} did not authenticate: {error}"
+                f"{path.node} at {path.host}:{path.port} did not authenticate: {error}"
             ) from error
-        with self._lock:
-            self.opened_total += 1
+        self.count(opened_connections=1)
         return connection
 
-    def _give_back(self, peer: Peer, connection: socket.socket) -> None:
-        address = (peer.host, peer.port)
-        with self._lock:
-            idle = self._idle.setdefault(address, [])
-            surplus = [connection] if len(idle) >= IDLE_PER_PEER_LIMIT else []
-            if not surplus:
-                idle.append(connection)
-            if len(self._idle) > IDLE_PEERS_LIMIT:
-                surplus += self._idle.pop(next(iter(self._idle)))
-        for spare in surplus:
-            spare.close()
 
+class _Pull:
+    """One pull by one or several workers."""
 
-def _is_quiet(connection: socket.socket) -> bool:
-    """Whether an idle connection is open and has nothing left over."""
-    try:
-        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-class _Stopped(Exception):
-    """The pull was cancelled or its time is over."""
-
-
-class _Receiving:
-    """One pull over one connection."""
-
-    def __init__(self, connection: socket.socket, progress: PullProgress) -> None:
-        self._connection = connection
+    def __init__(self, transport: TcpTransport, peer: Peer, progress: PullProgress) -> None:
+        self._transport = transport
+        self._links = transport.links
+        self._paths = transport.paths(peer)
         self._progress = progress
-        self._frame = bytearray(FRAME_BYTES)
-        self._frame_view = memoryview(self._frame)
-        count = len(progress.parts)
-        self._failed = np.zeros(count, dtype=np.bool_)
-        """Blocks with a slice whose checksum was wrong; why, their end will tell."""
-        self._whole_checksum: dict[int, int] = {}
-        """Of blocks that came in one slice, its checksum, which was right."""
+        self._board = SliceBoard(
+            len(progress.blocks),
+            progress.segment.layout.slot_bytes,
+            slice_bytes=transport.settings.slice_bytes,
+        )
+        self._state = PullState(progress, self._board)
+        self._changed = threading.Condition(progress.lock)
+        """The board has changed, so that a worker without work should look again."""
+        self._workers = 1
+        self._waits_s: list[float] = []
+        self._reached = False
+        self._error: TransferFailed | None = None
 
     def run(self) -> None:
-        """Ask, then take frames until the server is done.
+        """See ``TcpTransport.pull``."""
+        transport, settings = self._transport, self._transport.settings
+        ways = self._links.usable_count(self._paths) * settings.connections_per_path
+        wanted = worker_count(self._board.total_bytes, ways, settings.stripe_least_bytes)
+        helpers: list[Future[None]] = []
+        if wanted > 1:
+            with self._progress.lock:  # Nobody takes a batch before it is known how many there are.
+                helpers = transport.start_helpers(wanted - 1, self.work)
+                self._workers += len(helpers)
+            transport.count(striped_pulls=1 if helpers else 0)
+        try:
+            self.work()
+        finally:
+            for helper in helpers:
+                helper.result()
+        self._progress.waited_s = min(self._waits_s, default=0.0)
+        if self._state.damaged_ranges:
+            transport.count(damaged_ranges=self._state.damaged_ranges)
+        if not self._reached and self._error is not None:
+            raise self._take_error()
+        self._error = None
 
-        Raises:
-            _Stopped: see there.
-            OSError: the connection broke, or the server sent what makes no sense.
-        """
-        self._ask()
-        while True:
-            self._fill(self._frame_view)
-            frame = Frame.unpack(self._frame)
-            if frame.kind == FrameKind.DONE:
-                return
-            if frame.block >= len(self._failed):
-                raise ConnectionError(f"a frame names block {frame.block}")
-            if frame.kind == FrameKind.SLICE:
-                self._take_slice(frame.block, frame.first, frame.parts, frame.checksum)
-            elif frame.kind == FrameKind.END:
-                self._take_end(frame.block, frame.status, frame.checksum)
+    def work(self) -> None:
+        """Fetch until nothing is left that could be had; any number of threads may."""
+        waited_s: float | None = None
+        try:
+            while (batch := self._next()) is not None:
+                path = self._links.begin(self._paths, batch.size_bytes)
+                if path is None:
+                    self._error = self._error or self._links.all_cool_down(self._paths)
+                    self._give_back(batch.ranges)
+                    return
+                waited_s = (waited_s or 0.0) + self._carry(path, batch)
+        finally:
+            with self._changed:
+                self._workers -= 1
+                if waited_s is not None:
+                    self._waits_s.append(waited_s)
+                self._changed.notify_all()
+
+    def _next(self) -> Batch | None:
+        """Work, perhaps after others have failed at it; None if there will be none."""
+        while not self._progress.must_stop():
+            with self._changed:
+                batch = self._board.take(self._workers)
+                if batch is not None:
+                    return batch
+                if not self._board.is_open:
+                    return None
+                self._changed.wait(TICK_S)
+        return None
+
+    def _carry(self, path: Path, batch: Batch) -> float:
+        """Fetch a batch over a path, as far as it goes; how long nothing came."""
+        transport, asked_bytes = self._transport, batch.size_bytes
+        begin_s = time.monotonic()
+        connection = transport.take(path)
+        is_reused = connection is not None
+        try:
+            connection = connection or self._open(path)
+        except TransferFailed as error:
+            self._error = error
+            self._give_back(batch.ranges)
+            self._fail(path, asked_bytes, 0, time.monotonic() - begin_s)
+            return 0.0
+        receiving = Receiving(
+            connection, self._state, batch, lambda: self._links.patience_s(path, self._paths)
+        )
+        try:
+            receiving.run()
+        except (Stopped, OSError) as error:
+            connection.close()  # Landed blocks stay; the server sees the end and stops sending.
+            landed_bytes = receiving.landed_bytes
+            if isinstance(error, Stopped) or (is_reused and not receiving.heard):
+                # Stopped by us; or closed (or forgotten on the way) while it lay idle.
+                self._links.cancel(path, asked_bytes=asked_bytes, landed_bytes=landed_bytes)
+                if is_reused:
+                    transport.forget(path)
             else:
-                raise ConnectionError(f"a frame of kind {frame.kind}")
+                self._reached = True
+                self._fail(path, asked_bytes, landed_bytes, receiving.waited_s)
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            self._reached = True
+            self._end(path, connection, receiving, asked_bytes, begin_s)
+        self._give_back(receiving.unfinished())
+        return receiving.waited_s
 
-    def _ask(self) -> None:
-        progress = self._progress
-        wanted = np.empty(len(self._failed), dtype=WANTED)
-        wanted["slot"] = progress.remote_slots
-        wanted["generation"] = progress.generations
-        wait_s = min(max(0.0, progress.deadline_s - time.monotonic()), WAIT_LIMIT_S)
-        packed = wanted.tobytes()
-        crc = request_crc(len(wanted), wait_s, packed)
-        self._connection.sendall(REQUEST.pack(REQUEST_MAGIC, len(wanted), wait_s, crc) + packed)
+    def _open(self, path: Path) -> socket.socket:
+        patience_s = self._links.patience_s(path, self._paths)
+        return self._transport.open(path, min(HANDSHAKE_TIMEOUT_S, patience_s))
 
-    def _take_slice(self, index: int, first: int, count: int, checksum: int) -> None:
-        progress = self._progress
-        in_order = first == progress.parts[index] or self._failed[index]
-        if not in_order or not 1 <= count <= progress.part_count - first:
-            raise ConnectionError(f"parts {first}+{count} of block {index} are out of order")
-        slot = progress.local_slots[index]
-        parts = progress.segment.data[slot, first : first + count].reshape(-1).data
-        hasher = xxhash.xxh3_64()
-        for start in range(0, len(parts), CHUNK_BYTES):
-            chunk = parts[start : start + CHUNK_BYTES]
-            self._fill(chunk)
-            hasher.update(chunk)
-        if hasher.intdigest() != checksum:
-            self._failed[index] = True
-        elif not self._failed[index]:
-            if count == progress.part_count:
-                self._whole_checksum[index] = checksum
-            progress.land(index, first + count)
-
-    def _take_end(self, index: int, status: int, checksum: int) -> None:
-        progress = self._progress
-        whole = not self._failed[index] and progress.parts[index] == progress.part_count
-        if whole and status == EndStatus.SEALED and self._whole_checksum.get(index) != checksum:
-            slot = int(progress.local_slots[index])
-            if progress.segment.compute_checksum(slot) != checksum:
-                whole = False
-                self._failed[index] = True
-        if whole:
+    def _end(
+        self,
+        path: Path,
+        connection: socket.socket,
+        receiving: Receiving,
+        asked_bytes: int,
+        begin_s: float,
+    ) -> None:
+        """Every range has ended, if not all of them well."""
+        if receiving.path_erred and self._links.has_other(path, self._paths):
+            connection.close()
+            self._fail(path, asked_bytes, receiving.landed_bytes, 0.0)
             return
-        progress.missed[index] = True
-        # A checksum that failed because the slot was given away meanwhile is a plain miss.
-        if self._failed[index] and status != EndStatus.MISSED:
-            progress.checksum_failures += 1
-            progress.segment.publish(int(progress.local_slots[index]), 0)
+        self._transport.give(path, connection)
+        self._links.end(
+            path,
+            asked_bytes=asked_bytes,
+            landed_bytes=receiving.landed_bytes,
+            active_s=time.monotonic() - begin_s - receiving.waited_s,
+            latency_s=receiving.latency_s,
+        )
 
-    def _fill(self, buffer: memoryview) -> None:
-        progress = self._progress
-        if progress.must_stop():
-            raise _Stopped
-        while buffer:
-            begin_s = time.monotonic()
-            try:
-                received = self._connection.recv_into(buffer, 0, socket.MSG_WAITALL)
-            except BlockingIOError:
-                progress.waited_s += time.monotonic() - begin_s
-                if progress.must_stop():
-                    raise _Stopped from None
-                continue
-            if received == 0:
-                raise ConnectionEnded("the peer closed the connection")
-            buffer = buffer[received:]
+    def _fail(self, path: Path, asked_bytes: int, landed_bytes: int, cost_s: float) -> None:
+        self._links.fail(path, asked_bytes=asked_bytes, landed_bytes=landed_bytes, cost_s=cost_s)
+        self._transport.forget(path)
+        self._transport.count(retried_bytes=asked_bytes - landed_bytes, failed_paths=1)
+
+    def _take_error(self) -> TransferFailed:
+        """Forgotten here, since it leads back to this object, which would keep our segment."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+    def _give_back(self, ranges: Sequence[Range]) -> None:
+        if ranges:
+            with self._changed:
+                self._board.give_back(ranges)
+                self._changed.notify_all()
+
+
+__all__ = ["TcpStat", "TcpTransport"]
