@@ -281,6 +281,8 @@ def test_a_port_in_use_is_told_at_once(model_dir: Path) -> None:
         (["--prefill", "0"], ["--prefill", "0"]),
         (["--policy", "fastest"], ["fastest", "kvcache-centric"]),
         (["--dram", "plenty"], ["--dram", "plenty"]),
+        (["--dram", "900TiB", "--model", "{tiny}"], ["--dram", "available"]),
+        (["--log-level", "loud"], ["--log-level", "loud"]),
         (["--host", "0.0.0.0"], ["--api-key", "--cluster-key"]),
         (["--node-host", "10.1.2.3", "--api-key", "k"], ["--cluster-key"]),
     ],
