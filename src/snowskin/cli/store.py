@@ -85,6 +85,10 @@ def node_command(
         float, typer.Option(help="Fuller than this, objects are evicted in the background …")
     ] = 0.95,
     low_watermark: Annotated[float, typer.Option(help="… until it is no fuller than this.")] = 0.9,
+    ssd: Annotated[
+        Path | None, typer.Option(help="Directory for what memory has no room for.")
+    ] = None,
+    ssd_bytes: Annotated[str, typer.Option(help="Most that it takes there.")] = "8GiB",
     cluster_key: ClusterKey = "",
 ) -> None:
     """Run a node: it lends memory to the store and serves what lies there."""
@@ -107,6 +111,8 @@ def node_command(
             eviction=eviction,
             high_ratio=high_watermark,
             low_ratio=low_watermark,
+            ssd_directory=None if ssd is None else str(ssd),
+            ssd_bytes=0 if ssd is None else parse_bytes(ssd_bytes, option="--ssd-bytes"),
         )
     )
     ended = threading.Event()

@@ -80,8 +80,10 @@ class Torture:
             client.kill()
             client.start()
         elif what == "master":
+            known = self.rng.sample(list(self.kept), min(3, len(self.kept)))
+            self.check(known)
             self.store.master.kill()
-            self.check(self.rng.sample(list(self.kept), min(3, len(self.kept))))
+            self.check(known)
             self.store.master.start()
             self.store.master.wait_ready()
         else:

@@ -70,7 +70,7 @@ class CatalogConfig(msgspec.Struct, frozen=True):
 
 
 class CatalogObject:
-    """A committed object; ``nodes`` hold it, in the order in which they came to."""
+    """A committed object; ``nodes`` hold it, each on a tier, in the order in which they came to."""
 
     __slots__ = ("digest", "nodes", "pin", "size_bytes")
 
@@ -78,7 +78,7 @@ class CatalogObject:
         self.size_bytes = size_bytes
         self.digest = digest
         self.pin = pin
-        self.nodes: dict[str, None] = {}
+        self.nodes: dict[str, str] = {}
 
 
 class Reservation:
@@ -235,7 +235,8 @@ class Catalog:
         held = self.readable.get(key)
         if held is None:
             return None
-        return Located(held.size_bytes, held.digest, tuple(held.nodes), held.pin)
+        nodes = held.nodes
+        return Located(held.size_bytes, held.digest, (*nodes,), (*nodes.values(),), held.pin)
 
     def remove(self, key: str, ticket: object, *, now_s: float) -> tuple[Output, ...]:
         """Take a key from its nodes; the answer comes when none serves it any more."""
@@ -371,7 +372,7 @@ class Catalog:
         elif held.digest != fact.digest:
             self.conflicts_total += 1
             return False
-        held.nodes[name] = None
+        held.nodes[name] = fact.tier
         if fact.key not in node.keys:
             node.keys[fact.key] = None
             node.used_bytes += fact.size_bytes

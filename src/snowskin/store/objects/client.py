@@ -70,12 +70,18 @@ class PutResult(msgspec.Struct, frozen=True):
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
-    """What the master knows of an object. ``digest`` is the xxh3-128 of its content, in hex."""
+    """What the master knows of an object.
+
+    Attributes:
+        digest: xxh3-128 of its content, in hex.
+        nodes, tiers: where its replicas are; a tier is "dram" or "ssd".
+    """
 
     key: str
     size_bytes: int
     digest: str
     nodes: tuple[str, ...]
+    tiers: tuple[str, ...]
     pin: PinName
 
 
@@ -83,7 +89,7 @@ class StoreClient:
     """A client of the store. Safe to use from any thread; ``close`` it, or use it in a ``with``.
 
     Every method raises MasterUnreachable if the master is asked and does not answer in time, and
-    InvalidInput for keys and buffers that cannot be. Keys are strings of 1 to 1024 bytes. Objects
+    InvalidInput for keys and buffers that cannot be. Keys are strings of 1 to 1000 bytes. Objects
     are write-once and of any size, empty ones included.
 
     Args:
@@ -264,7 +270,12 @@ class StoreClient:
         found = self._locate(key)
         names: dict[Pin, PinName] = {Pin.NONE: "none", Pin.SOFT: "soft", Pin.HARD: "hard"}
         return ObjectInfo(
-            key, found.size_bytes, found.digest.hex(), found.nodes, names[Pin(found.pin)]
+            key=key,
+            size_bytes=found.size_bytes,
+            digest=found.digest.hex(),
+            nodes=found.nodes,
+            tiers=found.tiers,
+            pin=names[Pin(found.pin)],
         )
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -369,7 +380,7 @@ class StoreClient:
                 time.sleep(RETRY_S)
                 continue
             assert isinstance(reply, PutGranted), reply
-            stored = 0
+            stored: tuple[str, ...] = ()
             try:
                 for name in reply.nodes:
                     try:
@@ -379,7 +390,7 @@ class StoreClient:
                         avoid += (name,)
                         continue
                     if status == Status.OK:
-                        stored += 1
+                        stored += (name,)
                     elif status == Status.CONFLICT:
                         self._raise_conflict(start)
                     elif status == Status.FULL:
@@ -387,8 +398,8 @@ class StoreClient:
             finally:
                 self._master.ask_any(PutEnd(start.key))
             if stored:
-                self._reading.forget(start.key)
-                return PutResult("stored", stored, start.replicas)
+                self._reading.remember(start.key, Located(len(view), start.digest, stored))
+                return PutResult("stored", len(stored), start.replicas)
 
     def _raise_conflict(self, start: PutStart) -> None:
         raise KeyConflict(conflict_message(start.key))

@@ -53,7 +53,7 @@ class Holdings(msgspec.Struct, frozen=True):
     facts: Callable[[], Iterable[ObjectFact]]
     fact: Callable[[str], ObjectFact | None]
     remove: Callable[[str], object]
-    obey: Callable[[Copy | PinHere], str | None]
+    obey: Callable[[Copy | PinHere | Drop], str | None]
     """Carry a command out; what failed, if something did."""
     usage: Callable[[], NodeUsage]
 
@@ -73,7 +73,7 @@ class MasterLink:
         """Guards sending, and the fields below."""
         self._number = 0
         self._waiting: dict[int, queue.SimpleQueue[Accepted | None]] = {}
-        self._commands: queue.SimpleQueue[Copy | PinHere | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Copy | PinHere | Drop | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self.joined = threading.Event()
         """Set while the master knows us and all that we hold."""
@@ -106,16 +106,21 @@ class MasterLink:
                 return Status.CONFLICT if key in accepted.rejected else Status.OK
         return Status.AWAY
 
-    def dropped(self, key: str) -> None:
-        """Have the master know that an object is here no more; does not wait.
+    def changed(self, key: str) -> None:
+        """Have the master know that an object is gone, or on another tier; does not wait.
 
-        If the master is away, it will be told what is left when it is back.
+        If the master is away, it will be told everything when it is back.
         """
         with self._lock:
-            # It may be here again; then its commit is told, or will be.
-            if self._connection is not None and self._holdings.fact(key) is None:
-                self._number += 1
+            if self._connection is None:
+                return
+            # What is true now counts: it may be here again since.
+            fact = self._holdings.fact(key)
+            self._number += 1
+            if fact is None:
                 self._send(Report(self._number, (), (key,)))
+            else:
+                self._send(Report(self._number, (fact,)))
 
     def _report_now(self, key: str) -> Accepted | None:
         """Report an object; None if the connection is or went away."""
@@ -204,10 +209,7 @@ class MasterLink:
                     for key in rejected:
                         _log.warning("dropped %r: the key has other content elsewhere", key)
                         self._holdings.remove(key)
-            case Drop(number=number, key=key):
-                self._holdings.remove(key)
-                self._tell(CommandEnded(number))
-            case Copy() | PinHere():
+            case Copy() | PinHere() | Drop():
                 self._commands.put(message)
             case _:
                 raise ConnectionError(f"the master says {type(message).__name__}")

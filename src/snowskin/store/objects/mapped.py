@@ -32,6 +32,10 @@ _decode_place = msgspec.msgpack.Decoder(Place).decode
 _decode_layout = msgspec.msgpack.Decoder(SegmentLayout).decode
 
 
+class OnDisk(Exception):
+    """The node has the object, but not in its memory: read it as from any other node."""
+
+
 class NodeGone(ConnectionError):
     """The node's process has ended."""
 
@@ -90,10 +94,12 @@ class MappedNode:
         """Bytes of an object, copied; None if it is not here.
 
         Raises:
+            OnDisk: see there.
             NodeGone, OSError: the node died.
         """
         for place in self._tries(key):
-            wanted = self._wanted(place, first, count)
+            left = max(0, place.size_bytes - first)
+            wanted = left if count is None else min(count, left)
             pieces = cut(place.extents, first, wanted)
             if len(pieces) == 1:
                 offset, length = pieces[0]
@@ -104,25 +110,22 @@ class MappedNode:
                 return copied
         return None
 
-    def copy_into(self, key: str, target: memoryview, first: int = 0) -> int | None:
-        """Copy an object, or what follows its byte ``first``, to the start of ``target``.
-
-        Returns:
-            Its bytes; more than the length of ``target``: nothing was copied. None: not here.
+    def copy_into(self, key: str, target: memoryview) -> int | None:
+        """Copy an object to ``target``, which has its size; its size, or None: not here.
 
         Raises:
+            OnDisk: see there.
             NodeGone, OSError: the node died.
         """
         for place in self._tries(key):
-            wanted = self._wanted(place, first, None)
-            if wanted > len(target):
-                return wanted
+            if place.size_bytes != len(target):
+                return None  # The key has other content now: ask again.
             at = 0
-            for offset, length in cut(place.extents, first, wanted):
+            for offset, length in cut(place.extents, 0, place.size_bytes):
                 target[at : at + length] = self._bytes[offset : offset + length]
                 at += length
             if self._generation[place.slot] == place.generation:
-                return wanted
+                return place.size_bytes
         return None
 
     def view(self, key: str) -> memoryview | None:
@@ -131,6 +134,7 @@ class MappedNode:
         None: it is not here, or lies in several pieces.
 
         Raises:
+            OnDisk: see there.
             NodeGone, OSError: the node died.
         """
         number = next(self._numbers)
@@ -147,12 +151,6 @@ class MappedNode:
         # Lists only grow here: a finalizer may run in the middle of anything.
         weakref.finalize(array, self._ended.append, number).atexit = False
         return array.data
-
-    def size(self, key: str) -> int | None:
-        """Bytes of an object; None if it is not here."""
-        for place in self._tries(key):
-            return place.size_bytes
-        return None
 
     def renew(self) -> None:
         """Renew what is leased and end what is not used any more, when it is time.
@@ -196,6 +194,8 @@ class MappedNode:
                 self._renew()
             reply = self._channel.ask(pack_request(operation, key, number))
             packed = self._channel.body(reply)
+        if reply.status == Status.ON_DISK:
+            raise OnDisk
         return _decode_place(packed) if reply.status == Status.OK else None
 
     def _renew(self) -> None:
@@ -207,9 +207,3 @@ class MappedNode:
         request = pack_request(Operation.RENEW, "", 0, len(packed))
         self._channel.ask(request + packed)
         self._renewed_s = time.monotonic()
-
-    def _wanted(self, place: Place, first: int, count: int | None) -> int:
-        if first > place.size_bytes:
-            raise ValueError(f"the object has {place.size_bytes} bytes; there is no byte {first}")
-        left = place.size_bytes - first
-        return left if count is None else min(count, left)

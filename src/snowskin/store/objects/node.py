@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import socket
 import threading
+from pathlib import Path
 
 import msgspec
 
@@ -14,9 +15,11 @@ from snowskin.store.objects.channels import NodeChannel, read_request
 from snowskin.store.objects.link import Holdings, MasterLink
 from snowskin.store.objects.listening import listen_tcp, listen_unix, run_handshakes
 from snowskin.store.objects.serving import ClientServing, Leases
-from snowskin.store.objects.store import GRANULE_BYTES, ObjectStore, object_layout
+from snowskin.store.objects.store import GRANULE_BYTES, object_layout
+from snowskin.store.objects.tiers import Tiers
 from snowskin.store.objects.wire import Status
-from snowskin.store.objects.words import Copy, Join, NodeAddress, NodeUsage, PinHere
+from snowskin.store.objects.words import Copy, Drop, Join, NodeAddress, NodeUsage, PinHere
+from snowskin.store.ssd import SsdConfig
 from snowskin.terms.errors import InvalidInput, TransferFailed
 from snowskin.transfer.memory import Segment
 from snowskin.transfer.peer import local_host_id
@@ -30,6 +33,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         host: address to listen on and to be reached at.
+        ssd_directory: where objects go that DRAM has no room for; None: nowhere.
+        ssd_bytes: most that they take there.
         high_ratio, low_ratio: when memory is fuller than the first, objects are evicted in the
             background until it is no fuller than the second.
 
@@ -48,6 +53,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     high_ratio: float = 0.95
     low_ratio: float = 0.90
     connections_limit: int = 512
+    ssd_directory: str | None = None
+    ssd_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.dram_bytes < GRANULE_BYTES:
@@ -62,6 +69,14 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 parameter="low-watermark",
             )
         make_policy(self.eviction)
+        self.ssd()
+
+    def ssd(self) -> tuple[Path, SsdConfig] | None:
+        """Directory and options of the SSD tier, if there is one."""
+        if self.ssd_directory is None:
+            return None
+        config = SsdConfig(capacity_bytes=self.ssd_bytes, eviction=self.eviction)
+        return Path(self.ssd_directory), config
 
 
 class StoreNode:
@@ -71,7 +86,7 @@ class StoreNode:
         """Take the memory and the ports.
 
         Raises:
-            InvalidInput: more memory than is available.
+            InvalidInput: more memory than is available, or the SSD directory cannot be used.
             StoreRefused: the port is taken.
         """
         self._config = config
@@ -89,15 +104,18 @@ class StoreNode:
             unix=unix_name,
             host_id=local_host_id(),
         )
-        self.store = ObjectStore(self._segment, eviction=config.eviction, on_dropped=self._dropped)
+        self.tiers = Tiers(
+            self._segment, eviction=config.eviction, ssd=config.ssd(), tell=self._changed
+        )
+        self.store = self.tiers.dram
         self.link = MasterLink(
             (config.master_host, config.master_port),
             config.cluster_key,
-            Join(self.address, config.dram_bytes, 0),
+            Join(self.address, config.dram_bytes, config.ssd_bytes),
             Holdings(
-                facts=self.store.facts,
-                fact=self.store.fact,
-                remove=self.store.remove,
+                facts=self.tiers.facts,
+                fact=self.tiers.fact,
+                remove=self.tiers.remove,
                 obey=self._obey,
                 usage=self.usage,
             ),
@@ -114,25 +132,30 @@ class StoreNode:
             )
         for run in (self._keep_room, self._keep_leases_short):
             threading.Thread(target=run, name=run.__name__, daemon=True).start()
+        self.tiers.start()
         self.link.start()
 
     def stop(self) -> None:
-        """Leave; connections of clients end with the process. Idempotent."""
+        """Leave, and have on SSD what is in DRAM; connections of clients end with the process.
+        Idempotent."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
         self.link.stop()
         for listening in (self._tcp, self._unix):
             with contextlib.suppress(OSError):
                 listening.shutdown(socket.SHUT_RDWR)
             listening.close()
+        self.tiers.save()
 
     def usage(self) -> NodeUsage:
         """What it holds and has done."""
         with self._lock:
             leases = sum(len(held) for held in self._leases.values())
-        return msgspec.structs.replace(self.store.usage(), leases=leases)
+        return msgspec.structs.replace(self.tiers.usage(), leases=leases)
 
-    def _dropped(self, key: str) -> None:
-        self.link.dropped(key)
+    def _changed(self, key: str) -> None:
+        self.link.changed(key)
 
     def _serve(self, connection: socket.socket) -> None:
         leases = Leases(self.store)
@@ -141,7 +164,7 @@ class StoreNode:
             self._leases[number] = leases
         try:
             with connection:
-                ClientServing(connection, self.store, self.link, leases).run()
+                ClientServing(connection, self.tiers, self.link, leases).run()
         finally:
             with self._lock:
                 if self._leases.get(number) is leases:
@@ -152,6 +175,7 @@ class StoreNode:
         """Evict ahead of need, so that writers seldom wait."""
         config = self._config
         while not self._stopping.wait(WATERMARK_TICK_S):
+            self.tiers.sweep()
             if self.store.used_ratio() <= config.high_ratio:
                 continue
             while self.store.used_ratio() > config.low_ratio and not self._stopping.is_set():
@@ -165,11 +189,14 @@ class StoreNode:
             for leases in all_leases:
                 leases.end_if_late()
 
-    def _obey(self, command: Copy | PinHere) -> str | None:
+    def _obey(self, command: Copy | PinHere | Drop) -> str | None:
+        if isinstance(command, Drop):
+            self.tiers.remove(command.key)
+            return None
         if isinstance(command, PinHere):
             self.store.set_pin(command.key, command.pin)
             return None
-        if self.store.fact(command.key) is not None:
+        if self.tiers.fact(command.key) is not None:
             return None
         failure = "no node holds it"
         for source in command.sources:

@@ -30,6 +30,7 @@ class PoolObject:
         generation: of the slot that it begins in, as the segment's table has it.
         uses: readers and leases.
         demoting: an eviction of it has begun.
+        removed: it was removed, not evicted.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class PoolObject:
         "generation",
         "key",
         "pin",
+        "removed",
         "size_bytes",
         "state",
         "uses",
@@ -54,6 +56,7 @@ class PoolObject:
         self.uses = 0
         self.state = ObjectState.RESERVED
         self.demoting = False
+        self.removed = False
 
 
 class ObjectPool:

@@ -13,7 +13,7 @@ from snowskin.store.objects.asking import RETRY_S, MasterChannel
 from snowskin.store.objects.catalog import missing_message
 from snowskin.store.objects.channels import ChannelPool, read_request
 from snowskin.store.objects.errors import KeyMissing, ReplicaUnreachable
-from snowskin.store.objects.mapped import MappedNode
+from snowskin.store.objects.mapped import MappedNode, OnDisk
 from snowskin.store.objects.wire import Status
 from snowskin.store.objects.words import (
     BATCH_LIMIT,
@@ -61,7 +61,8 @@ class Reading:
 
         def read(address: NodeAddress, located: Located) -> memoryview | None:
             if address.host_id == self._host_id:
-                return _from_memory(self._mapping(address), key, located.size_bytes)
+                with contextlib.suppress(OnDisk):
+                    return _from_memory(self._mapping(address), key, located.size_bytes)
             target = memoryview(bytearray(located.size_bytes))
             return target.toreadonly() if self._read(address, key, target) else None
 
@@ -71,16 +72,13 @@ class Reading:
         """See ``StoreClient.get_into``."""
 
         def read(address: NodeAddress, located: Located) -> int | None:
-            size: int | None = located.size_bytes
-            if address.host_id == self._host_id:
-                size = self._mapping(address).copy_into(key, view)
-            elif located.size_bytes <= len(view) and not self._read(
-                address, key, view[: located.size_bytes]
-            ):
-                return None
-            if size is not None and size > len(view):
+            size = located.size_bytes
+            if size > len(view):
                 raise InvalidInput(f"{key!r} has {size} bytes, the buffer only {len(view)}")
-            return size
+            if address.host_id == self._host_id:
+                with contextlib.suppress(OnDisk):
+                    return self._mapping(address).copy_into(key, view[:size])
+            return size if self._read(address, key, view[:size]) else None
 
         return self._from_any(key, deadline_s, read)
 
@@ -93,8 +91,9 @@ class Reading:
                     f"{key!r} has {located.size_bytes} bytes; there is no byte {first}"
                 )
             if address.host_id == self._host_id:
-                copied = self._mapping(address).copy(key, first, count)
-                return None if copied is None else memoryview(copied).toreadonly()
+                with contextlib.suppress(OnDisk):
+                    copied = self._mapping(address).copy(key, first, count)
+                    return None if copied is None else memoryview(copied).toreadonly()
             target = memoryview(bytearray(min(count, located.size_bytes - first)))
             return target.toreadonly() if self._read(address, key, target, first) else None
 
@@ -141,7 +140,7 @@ class Reading:
             assert isinstance(reply, Found), reply
             for key, located in zip(batch, reply.objects, strict=True):
                 if located is not None:
-                    self._keep(key, located)
+                    self.remember(key, located)
 
     def renew(self) -> None:
         """Keep the leases of all views alive."""
@@ -195,10 +194,11 @@ class Reading:
         located = self._master.ask(Lookup((key,)), Found).objects[0]
         if located is None:
             raise KeyMissing(missing_message(key))
-        self._keep(key, located)
+        self.remember(key, located)
         return located
 
-    def _keep(self, key: str, located: Located) -> None:
+    def remember(self, key: str, located: Located) -> None:
+        """Read it there next time."""
         self._located[key] = located
         while len(self._located) > REMEMBERED_LIMIT:
             with contextlib.suppress(KeyError):
@@ -248,13 +248,14 @@ class Reading:
 
     def _read(self, address: NodeAddress, key: str, target: memoryview, first: int = 0) -> bool:
         """Fill ``target`` with an object, or a part of it; False if it is not there."""
-        channel = self._channels.take(address, unix=False)
+        unix = address.host_id == self._host_id
+        channel = self._channels.take(address, unix=unix)
         try:
             _, is_whole = channel.read_ahead(read_request(key, first, len(target)), target)
         except BaseException:
             channel.close()
             raise
-        self._channels.give_back(address, channel, unix=False)
+        self._channels.give_back(address, channel, unix=unix)
         return is_whole
 
 

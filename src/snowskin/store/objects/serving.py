@@ -13,9 +13,10 @@ import msgspec
 import xxhash
 
 from snowskin.store.objects.pool import PoolObject
+from snowskin.store.objects.shelf import ShelfMiss
 from snowskin.store.objects.store import ObjectStore, digest_of
+from snowskin.store.objects.tiers import Tiers
 from snowskin.store.objects.wire import (
-    NO_DIGEST,
     Operation,
     Request,
     RequestReader,
@@ -40,6 +41,9 @@ class Reporter(Protocol):
 
     def committed(self, key: str) -> Status:
         """Have the master know of an object, and wait until it does."""
+
+    def changed(self, key: str) -> None:
+        """Have the master know that an object is gone, without waiting."""
 
 
 class Leases:
@@ -96,10 +100,11 @@ class ClientServing:
     """Serves one client until it leaves or errs."""
 
     def __init__(
-        self, connection: socket.socket, store: ObjectStore, reporter: Reporter, leases: Leases
+        self, connection: socket.socket, tiers: Tiers, reporter: Reporter, leases: Leases
     ) -> None:
         self._connection = connection
-        self._store = store
+        self._tiers = tiers
+        self._store = tiers.dram
         self._reporter = reporter
         self._leases = leases
         self._reader = RequestReader(connection)
@@ -136,7 +141,7 @@ class ClientServing:
         self._reader.put_back(rest)
         item = self._store.acquire(request.key)
         if item is None:
-            self._connection.sendall(pack_reply(Status.MISSING))
+            self._read_from_disk(request)
             return
         try:
             first, size = request.first, item.size_bytes
@@ -152,11 +157,46 @@ class ClientServing:
             self._store.release(item)
         self._store.count(read_bytes=count)
 
+    def _read_from_disk(self, request: Request) -> None:
+        """Send from the SSD tier. What turns out damaged after its head was sent ends in a broken
+        connection, which the client takes for what it is: this replica cannot be read."""
+        shelf = self._tiers.shelf
+        fact = None if shelf is None else shelf.fact(request.key)
+        if shelf is None or fact is None:
+            self._connection.sendall(pack_reply(Status.MISSING))
+            return
+        first, size = request.first, fact.size_bytes
+        if first > size:
+            self._connection.sendall(pack_reply(Status.RANGE, size))
+            return
+        count = min(request.length_bytes, size - first)
+        pieces = shelf.read(request.key, first, count)
+        try:
+            piece, promote = next(pieces, (memoryview(b""), False))
+        except ShelfMiss:
+            self._reporter.changed(request.key)
+            self._connection.sendall(pack_reply(Status.MISSING))
+            return
+        views = [piece]
+        if count < size:
+            views += [more for more, _ in pieces]
+        digest = fact.digest if count == size else digest_of(*views)
+        head = memoryview(pack_reply(Status.OK, size, count, digest))
+        send_buffers(self._connection, [head, *(view for view in views if view)])
+        try:
+            for more, _ in pieces:
+                send_buffers(self._connection, [more])
+        except ShelfMiss as error:
+            self._reporter.changed(request.key)
+            raise ConnectionError("a part of the object is damaged") from error
+        self._store.count(read_bytes=count)
+        if promote:
+            self._tiers.want_promotion(request.key)
+
     def _write(self, request: Request, rest: bytes) -> None:
-        held = self._store.acquire(request.key)
+        held = self._tiers.fact(request.key)
         if held is not None:
             same = held.digest == request.digest
-            self._store.release(held)
             self._refuse(request, rest, Status.OK if same else Status.CONFLICT)
             return
         item = self._store.reserve(request.key, request.length_bytes, Pin.NONE)
@@ -220,7 +260,7 @@ class ClientServing:
         self._reader.put_back(rest)
         with self._store.reading(request.key) as item:
             packed = b"" if item is None else msgspec.msgpack.encode(self._store.place(item))
-        self._answer(packed)
+        self._answer(request.key, packed)
 
     def _lease(self, request: Request, rest: bytes) -> None:
         self._reader.put_back(rest)
@@ -229,7 +269,7 @@ class ClientServing:
         if item is not None:
             packed = msgspec.msgpack.encode(self._store.place(item))
             self._leases.add(request.first, item)
-        self._answer(packed)
+        self._answer(request.key, packed)
 
     def _renew(self, request: Request, rest: bytes) -> None:
         if request.length_bytes > 8 * LEASES_LIMIT:
@@ -239,7 +279,11 @@ class ClientServing:
         self._leases.renew(struct.unpack(f"<{len(packed) // 8}Q", packed))
         self._connection.sendall(pack_reply(Status.OK))
 
-    def _answer(self, packed: bytes) -> None:
-        status = Status.OK if packed else Status.MISSING
-        digest = digest_of(packed) if packed else NO_DIGEST
-        self._connection.sendall(pack_reply(status, 0, len(packed), digest) + packed)
+    def _answer(self, key: str, packed: bytes) -> None:
+        """Say where an object is in memory, or that it is not."""
+        if packed:
+            head = pack_reply(Status.OK, 0, len(packed), digest_of(packed))
+        else:
+            on_disk = self._tiers.fact(key) is not None
+            head = pack_reply(Status.ON_DISK if on_disk else Status.MISSING)
+        self._connection.sendall(head + packed)

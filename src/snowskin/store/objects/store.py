@@ -17,6 +17,9 @@ from snowskin.transfer.memory import Segment, SegmentLayout
 GRANULE_BYTES = 1024
 """Objects begin on multiples of it. Each granule has a slot in the segment's table (37 bytes)."""
 
+EVICTION_WAIT_S = 10.0
+"""How long a writer waits for an eviction that another thread does."""
+
 
 def object_layout(dram_bytes: int) -> SegmentLayout:
     """The segment that holds so many bytes of objects."""
@@ -75,10 +78,18 @@ class ObjectStore:
 
     Args:
         eviction: name of the policy, see ``store.eviction.POLICIES``.
-        on_dropped: told the key of each object that was evicted, in any thread.
+        demote: given each object before it is evicted, in any thread; whether it was saved.
+        on_evicted: told its key afterwards.
     """
 
-    def __init__(self, segment: Segment, *, eviction: str, on_dropped: Callable[[str], None]):
+    def __init__(
+        self,
+        segment: Segment,
+        *,
+        eviction: str,
+        demote: Callable[[PoolObject], bool],
+        on_evicted: Callable[[PoolObject], None],
+    ) -> None:
         assert segment.owner, "an ObjectStore needs the segment's owner"
         self.segment = segment
         self.bytes = segment.data.reshape(-1).data.cast("B")
@@ -86,8 +97,11 @@ class ObjectStore:
             ExtentAllocator(segment.layout.data_bytes, granule_bytes=GRANULE_BYTES),
             eviction=eviction,
         )
-        self._on_dropped = on_dropped
+        self._demote = demote
+        self._on_evicted = on_evicted
         self._lock = threading.Lock()
+        self._evicted = threading.Condition(self._lock)
+        self._evicting = 0
         self._counts = NodeUsage()
 
     # Writing.
@@ -192,6 +206,7 @@ class ObjectStore:
             if item is None:
                 return False
             self._pool.remove(item)
+            item.removed = True
             self._retire(item)
             return True
 
@@ -209,19 +224,26 @@ class ObjectStore:
             return self._pool.used_ratio()
 
     def evict_one(self) -> bool:
-        """Make room by one object; False if nothing may go."""
+        """Make room by one object, or wait for someone who does; False if nothing may go."""
         with self._lock:
             victim = self._pool.begin_eviction()
-        if victim is None:
-            return False
-        with self._lock:
-            removed_meanwhile = victim.state is not ObjectState.COMMITTED
-            gone = self._pool.end_eviction(victim) and not removed_meanwhile
-            if gone:
-                self._retire(victim)
-                self._count(evicted_total=1)
-        if gone:
-            self._on_dropped(victim.key)
+            if victim is None:
+                return self._evicting > 0 and self._evicted.wait(EVICTION_WAIT_S)
+            self._evicting += 1
+        saved = False
+        try:
+            saved = self._demote(victim)
+        finally:
+            with self._lock:
+                self._evicting -= 1
+                self._evicted.notify_all()
+                removed_meanwhile = victim.state is not ObjectState.COMMITTED
+                gone = self._pool.end_eviction(victim) and not removed_meanwhile
+                if gone:
+                    self._retire(victim)
+                    self._count(**{"demoted_total" if saved else "evicted_total": 1})
+        if gone or removed_meanwhile:
+            self._on_evicted(victim)
         return True
 
     def count(self, **increments: int) -> None:

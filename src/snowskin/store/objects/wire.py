@@ -70,6 +70,8 @@ class Status(enum.IntEnum):
     """Stored, but the master could not be told in time."""
     RANGE = 7
     """The object ends before ``first``."""
+    ON_DISK = 8
+    """It is here, but has no place in memory: read it."""
 
 
 class Request(NamedTuple):

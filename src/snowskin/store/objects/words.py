@@ -10,8 +10,8 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
-KEY_LIMIT_BYTES = 1024
-"""Longest key in UTF-8."""
+KEY_LIMIT_BYTES = 1000
+"""Longest key in UTF-8; the SSD tier puts 24 bytes before it."""
 BATCH_LIMIT = 8192
 """Most keys or objects in one message."""
 
@@ -62,10 +62,16 @@ class NodeUsage(msgspec.Struct, frozen=True):
     ssd_bytes: int = 0
     ssd_used_bytes: int = 0
     objects: int = 0
+    """In DRAM."""
     ssd_objects: int = 0
+    """On SSD; those that were promoted are in DRAM as well."""
+    ssd_corrupt_total: int = 0
+    """Values on SSD that were not what had been written: found by reading, and dropped."""
+    ssd_error_total: int = 0
+    """Times that the disk was full or failed."""
     leases: int = 0
     evicted_total: int = 0
-    """Objects dropped for want of room."""
+    """Objects dropped for want of room, on whichever tier."""
     demoted_total: int = 0
     """Objects moved from DRAM to SSD."""
     promoted_total: int = 0
@@ -237,6 +243,8 @@ class Located(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     digest: bytes
     nodes: tuple[str, ...]
+    tiers: tuple[str, ...] = ()
+    """For each node, "dram" or "ssd"."""
     pin: Pin = Pin.NONE
 
 

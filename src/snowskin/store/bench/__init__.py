@@ -1,0 +1,1 @@
+"""What the store costs beside what this machine allows, measured in one run."""
