@@ -64,7 +64,7 @@ def test_too_few_prefill_nodes_cost_ttft_and_too_few_decode_nodes_cost_tbt() -> 
 def test_early_rejection_serves_no_fewer_requests_in_time_than_rejection_after_prefill() -> None:
     played = drawn(p.REAL, Scale(3_000))
     runs = {
-        admission: overload.replay(played, 6.0, admission).summary
+        admission: overload.replay(played, 6.0, admission, cluster=p.DECODE_BOUND).summary
         for admission in ("baseline", "early")
     }
     assert runs["baseline"]["rejected"] > 0

@@ -27,7 +27,7 @@ def draw(result: Result, path: Path, *, title: str) -> None:
     from matplotlib.figure import Figure
 
     count = len(result.panels)
-    columns = min(count, PANELS_IN_A_ROW)
+    columns = 2 if count == 4 else min(count, PANELS_IN_A_ROW)
     rows = math.ceil(count / columns)
     width = 7.5 if count == 1 else 4.7 * columns
     figure = Figure(figsize=(width, 4.1 * rows + 0.5), layout="constrained")
@@ -79,7 +79,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if panel.line_y is not None:
         axes.axhline(panel.line_y, color="black", linestyle=":", linewidth=1)
-    axes.legend(fontsize="small", framealpha=0.85)
+    if len(panel.curves) > 1:
+        axes.legend(fontsize="small", framealpha=0.85)
 
 
 def _plain_ticks(axes: Axes, panel: Panel) -> None:
@@ -97,7 +98,7 @@ def _plain_ticks(axes: Axes, panel: Panel) -> None:
 
 
 def _tick(value: float) -> str:
-    return f"{value / 1000:g}k" if value >= 1_000 else f"{value:g}"
+    return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
 
 
 def _places(panel: Panel) -> list[str]:
