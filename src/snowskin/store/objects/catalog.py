@@ -376,6 +376,9 @@ class Catalog:
         if fact.key not in node.keys:
             node.keys[fact.key] = None
             node.used_bytes += fact.size_bytes
+        reserved = self._reserved.get(fact.key)
+        if reserved is not None and all(name in held.nodes for name in reserved.nodes):
+            self._unreserve(fact.key)
         return True
 
     def _forget_replica(self, key: str, name: str) -> None:

@@ -145,6 +145,26 @@ class NodeChannel:
             raise ChecksumFailed("the bytes that arrived are not those that were stored")
         return reply, True
 
+    def read_many(self, keys: Sequence[str], targets: Sequence[memoryview]) -> list[bool]:
+        """Read several objects, each into a target of its size, with one wait for the first.
+
+        Returns:
+            For each, whether it was there.
+
+        Raises:
+            ChecksumFailed, OSError: one failed; of the others, too, nothing is known.
+        """
+        self.connection.sendall(b"".join(read_request(key) for key in keys))
+        found: list[bool] = []
+        for target in targets:
+            reply = self.reply()
+            found.append(reply.status == Status.OK)
+            if reply.status == Status.OK:
+                if reply.length_bytes != len(target):
+                    raise ConnectionError("the object has another size than expected")
+                self.read_into((target,), reply)
+        return found
+
     def write(self, key: str, parts: Sequence[memoryview], digest: bytes) -> Status:
         """Send an object; how the node took it."""
         size = sum(len(part) for part in parts)

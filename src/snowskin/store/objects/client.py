@@ -222,16 +222,22 @@ class StoreClient:
     def get_many(self, keys: Sequence[str]) -> dict[str, memoryview | None]:
         """Several objects, with one question to the master; None for those that are missing.
 
+        Objects of other hosts are asked for many at a time.
+
         Raises:
             ReplicaUnreachable: see ``get``.
         """
-        self._reading.locate_many([check_key(key) for key in keys])
+        wanted = [check_key(key) for key in dict.fromkeys(keys)]
+        early = self._reading.get_early(wanted)
         found: dict[str, memoryview | None] = {}
-        for key in keys:
-            try:
-                found[key] = self._reading.get(key, self._deadline_s())
-            except KeyMissing:
-                found[key] = None
+        for key in wanted:
+            value = early.get(key)
+            if value is None:
+                try:
+                    value = self._reading.get(key, self._deadline_s())
+                except KeyMissing:
+                    value = None
+            found[key] = value
         return found
 
     # Asking.
@@ -396,7 +402,8 @@ class StoreClient:
                     elif status == Status.FULL:
                         avoid += (name,)
             finally:
-                self._master.ask_any(PutEnd(start.key))
+                if stored != reply.nodes:  # Else the master knows by the nodes' reports.
+                    self._master.ask_any(PutEnd(start.key))
             if stored:
                 self._reading.remember(start.key, Located(len(view), start.digest, stored))
                 return PutResult("stored", len(stored), start.replicas)

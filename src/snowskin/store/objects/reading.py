@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from snowskin.store.objects.asking import RETRY_S, MasterChannel
@@ -31,6 +31,9 @@ REMEMBERED_LIMIT = 65_536
 """Objects whose nodes are remembered."""
 VIEW_LEAST_BYTES = 64 << 10
 """Smaller objects of this host are copied, which costs less than a lease."""
+BATCH_KEYS = 32
+BATCH_BYTES = 64 << 20
+"""Objects that are asked for in one go: so few, and about so many bytes."""
 COOLDOWN_S = 1.0
 """A node that failed is the last to be tried for so long."""
 
@@ -126,19 +129,60 @@ class Reading:
         """Ask the master at the next read."""
         self._located.pop(key, None)
 
-    def locate_many(self, keys: Sequence[str]) -> None:
+    def get_early(self, keys: Sequence[str]) -> dict[str, memoryview]:
+        """Those of the objects that can be had at the first try, from other hosts many at a time.
+
+        What is missing in the answer is to be had one by one, or not at all.
+        """
+        self._locate_many(keys)
+        of_node: dict[NodeAddress, list[tuple[str, int]]] = {}
+        for key in keys:
+            located = self._located.get(key)
+            if located is None:
+                continue
+            address = self._address(self._in_order(located.nodes)[0])
+            if address is not None and address.host_id != self._host_id:
+                of_node.setdefault(address, []).append((key, located.size_bytes))
+        found: dict[str, memoryview] = {}
+        for address, wanted in of_node.items():
+            for batch in _batches(wanted):
+                try:
+                    found.update(self._read_many(address, batch))
+                except (OSError, TransferFailed):
+                    self._note_failure(address)
+                    break
+        return found
+
+    def _read_many(
+        self, address: NodeAddress, wanted: Sequence[tuple[str, int]]
+    ) -> dict[str, memoryview]:
+        targets = [memoryview(bytearray(size)) for _, size in wanted]
+        channel = self._channels.take(address, unix=False)
+        try:
+            found = channel.read_many([key for key, _ in wanted], targets)
+        except BaseException:
+            channel.close()
+            raise
+        self._channels.give_back(address, channel, unix=False)
+        return {
+            key: target.toreadonly()
+            for (key, _), target, is_there in zip(wanted, targets, found, strict=True)
+            if is_there
+        }
+
+    def _locate_many(self, keys: Sequence[str]) -> None:
         """Learn where objects are that are not remembered."""
-        unknown = [key for key in dict.fromkeys(keys) if key not in self._located]
-        batches = [
-            tuple(unknown[start : start + BATCH_LIMIT])
+        unknown = [key for key in keys if key not in self._located]
+        questions = [
+            Lookup(tuple(unknown[start : start + BATCH_LIMIT]))
             for start in range(0, len(unknown), BATCH_LIMIT)
         ]
-        if not batches:
+        if not questions:
             return
-        replies = self._master.ask_all([Lookup(batch) for batch in batches])
-        for batch, reply in zip(batches, replies, strict=True):
+        replies = self._master.ask_all(questions)
+        for question, reply in zip(questions, replies, strict=True):
             assert isinstance(reply, Found), reply
-            for key, located in zip(batch, reply.objects, strict=True):
+            for key, located in zip(question.keys, reply.objects, strict=True):
                 if located is not None:
                     self.remember(key, located)
 
@@ -257,6 +301,16 @@ class Reading:
             raise
         self._channels.give_back(address, channel, unix=unix)
         return is_whole
+
+
+def _batches(wanted: Sequence[tuple[str, int]]) -> Iterator[Sequence[tuple[str, int]]]:
+    """Cut into runs of few keys and bytes, so that no request waits behind too much."""
+    start, total_bytes = 0, 0
+    for at, (_, size_bytes) in enumerate(wanted):
+        total_bytes += size_bytes
+        if at + 1 - start >= BATCH_KEYS or total_bytes >= BATCH_BYTES or at + 1 == len(wanted):
+            yield wanted[start : at + 1]
+            start, total_bytes = at + 1, 0
 
 
 def _from_memory(mapped: MappedNode, key: str, size_bytes: int) -> memoryview | None:
