@@ -2,7 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snowskin.conductor.config import ConductorConfig
+from snowskin.conductor.fleet import Fleet
 from snowskin.conductor.prediction import Correction, DecodeTime
+from tests.conductor.cluster import D0, D1, P0, PROFILE, joined
 
 times = st.floats(0, 1e6)
 
@@ -46,3 +49,14 @@ def test_with_no_weight_the_decode_time_stays_as_configured():
     decode_time = DecodeTime(first_guess_s=10.0, weight=0.0)
     decode_time.observe(2.0)
     assert decode_time.seconds == 10.0
+
+
+def test_a_node_that_joins_late_is_taken_to_be_as_fast_as_its_peers():
+    fleet = Fleet(ConductorConfig(), PROFILE)
+    fleet.join(joined(D0))
+    for _ in range(100):
+        fleet.decode[D0].observe_step(real_s=1.0, predicted_s=4.0)
+    fleet.join(joined(D1))
+    fleet.join(joined(P0))
+    assert fleet.decode[D1].compute.ratio == pytest.approx(0.25, rel=1e-3)
+    assert fleet.prefill[P0].compute.ratio == 1.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from snowskin.cluster import messages as m
 from snowskin.cluster.node import Load, Node
-from snowskin.cluster.prefill_node import landed_prefix, pulls
+from snowskin.cluster.transfers import Transfers, landed_prefix, pulls
 from snowskin.engine import decode as d
 from snowskin.store.pool import PoolFull
 from snowskin.terms.errors import TransferFailed
@@ -42,9 +42,8 @@ class DecodeWorker:
         self._transfer = node.parts.transfer
         self._say = node.say
         self._wake_engine = node.wake_engine
-        self._pullers = ThreadPoolExecutor(PULL_THREADS, thread_name_prefix="pull")
+        self._pulls = Transfers(PULL_THREADS, fail=node.fail)
         self._lock = threading.Lock()
-        self._pulling: dict[RequestId, threading.Event] = {}
         self._landed: dict[RequestId, tuple[GenerationRequest, tuple[PlacedBlock, ...]]] = {}
         """Prompts whose KV is here, pinned, waiting for their first token."""
 
@@ -52,9 +51,7 @@ class DecodeWorker:
         """A message from the front."""
         match message:
             case m.PullKv(job=job):
-                with self._lock:
-                    self._pulling[job.request] = threading.Event()
-                self._pullers.submit(self._take, message)
+                self._pulls.start(job.request, partial(self._take, message))
             case m.StartDecode(request=request, first=first):
                 with self._lock:
                     job, blocks = self._landed.pop(request)
@@ -99,8 +96,7 @@ class DecodeWorker:
 
     def load(self) -> Load:
         """For the heartbeat."""
-        with self._lock:
-            waiting = len(self._pulling) + len(self._landed)
+        waiting = len(self._pulls) + len(self._landed)
         return Load(
             running_sequences=self._engine.running_count,
             waiting_sequences=waiting + self._engine.waiting_count,
@@ -109,17 +105,12 @@ class DecodeWorker:
         )
 
     def close(self) -> None:
-        """Stop the pull threads."""
-        with self._lock:
-            for cancelled in self._pulling.values():
-                cancelled.set()
-        self._pullers.shutdown(wait=False, cancel_futures=True)
+        """Stop the pulls."""
+        self._pulls.close()
 
     def _cancel(self, request: RequestId) -> None:
+        self._pulls.cancel(request)
         with self._lock:
-            cancelled = self._pulling.get(request)
-            if cancelled is not None:
-                cancelled.set()
             landed = self._landed.pop(request, None)
         if landed is not None:
             self._store.release([block.slot for block in landed[1]])
@@ -128,14 +119,11 @@ class DecodeWorker:
 
     # --- on a pull thread ------------------------------------------------------------------
 
-    def _take(self, message: m.PullKv) -> None:
+    def _take(self, message: m.PullKv, cancelled: threading.Event) -> None:
         request = message.job.request
-        with self._lock:
-            cancelled = self._pulling[request]
         held = self._store.pin(message.job.keys)
         word = self._pull(message, held, cancelled)
         with self._lock:
-            del self._pulling[request]
             if isinstance(word, tuple) and not cancelled.is_set():
                 blocks, arrived = word
                 self._landed[request] = (message.job, blocks)

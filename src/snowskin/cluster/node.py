@@ -98,6 +98,12 @@ class Node:
         """There is work for the engine thread."""
         self._work.set()
 
+    def fail(self, failure: BaseException) -> None:
+        """Something broke that nobody expects to break: the process ends. From any thread."""
+        self._failure = failure
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop.set)
+
     def _send(self, words: tuple[m.FromNode, ...]) -> None:
         changes = self.parts.store.drain_events()
         if changes:
@@ -186,6 +192,5 @@ class Node:
                     self._step_s.append(time.perf_counter() - began_s)
                 if words:
                     self.say(*words)
-        except BaseException as failure:  # Told to the main thread, which ends the process.
-            self._failure = failure
-            self._loop.call_soon_threadsafe(self._stop.set)
+        except BaseException as failure:
+            self.fail(failure)

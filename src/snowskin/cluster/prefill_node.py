@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from snowskin.cluster import messages as m
 from snowskin.cluster.node import Load, Node
+from snowskin.cluster.transfers import Transfers, landed_prefix, pulls
 from snowskin.engine import prefill as p
 from snowskin.store.pool import PoolFull
 from snowskin.terms.errors import TransferFailed
-from snowskin.terms.events import FetchFinished, PlacedBlock
+from snowskin.terms.events import FetchFinished
 from snowskin.terms.ids import RequestId
-from snowskin.transfer.engine import BlockPull, PullResult
+from snowskin.transfer.engine import PullResult
 
 FETCH_THREADS = 4
 FETCH_TIMEOUT_S = 20.0
@@ -43,19 +44,18 @@ class PrefillWorker:
         self._transfer = node.parts.transfer
         self._say = node.say
         self._wake_engine = node.wake_engine
-        self._fetchers = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
-        self._lock = threading.Lock()
-        self._fetching: dict[RequestId, threading.Event] = {}
+        self._fetches = Transfers(FETCH_THREADS, fail=node.fail)
+        self._handover = threading.Lock()
+        """So that a request is cancelled either before it gets to the engine or after."""
 
     def handle(self, message: m.ToNode) -> None:
         """A message from the front."""
         match message:
             case m.QueuePrefill(job=job, fetch=None):
-                self._submit(m.QueuePrefill(job=job, fetch=None))
+                self._engine.submit(job)
+                self._wake_engine()
             case m.QueuePrefill(job=job):
-                with self._lock:
-                    self._fetching[job.request] = threading.Event()
-                self._fetchers.submit(self._fetch, message)
+                self._fetches.start(job.request, partial(self._fetch, message))
             case m.ReleasePrefill(request=request):
                 self._engine.release(request)
                 self._wake_engine()
@@ -99,50 +99,32 @@ class PrefillWorker:
 
     def load(self) -> Load:
         """For the heartbeat."""
-        with self._lock:
-            fetching = len(self._fetching)
-        running, waiting = self._engine.running_count, self._engine.waiting_count
         return Load(
-            running_sequences=running,
-            waiting_sequences=waiting + fetching,
+            running_sequences=self._engine.running_count,
+            waiting_sequences=self._engine.waiting_count + len(self._fetches),
             context_tokens=self._engine.device_tokens_used,
         )
 
     def close(self) -> None:
-        """Stop the fetch threads."""
-        with self._lock:
-            for cancelled in self._fetching.values():
-                cancelled.set()
-        self._fetchers.shutdown(wait=False, cancel_futures=True)
-
-    def _submit(self, message: m.QueuePrefill) -> None:
-        self._engine.submit(message.job)
-        self._wake_engine()
+        """Stop the fetches."""
+        self._fetches.close()
 
     def _cancel(self, request: RequestId) -> None:
-        with self._lock:
-            cancelled = self._fetching.get(request)
-            if cancelled is not None:
-                cancelled.set()
-        self._engine.cancel(request)
+        self._fetches.cancel(request)
+        with self._handover:
+            self._engine.cancel(request)
         self._wake_engine()
 
     # --- on a fetch thread -----------------------------------------------------------------
 
-    def _fetch(self, message: m.QueuePrefill) -> None:
-        request, order = message.job.request, message.fetch
+    def _fetch(self, message: m.QueuePrefill, cancelled: threading.Event) -> None:
+        order = message.fetch
         assert order is not None
-        with self._lock:
-            cancelled = self._fetching[request]
         fetched_blocks, result = self._pull(message, cancelled)
-        with self._lock:
-            del self._fetching[request]
-        if cancelled.is_set():
-            return
         self._say(
             m.FetchDone(
                 fetch=FetchFinished(
-                    request=request,
+                    request=message.job.request,
                     node=self._node,
                     source=order.peer.node,
                     fetched_blocks=fetched_blocks,
@@ -152,7 +134,10 @@ class PrefillWorker:
                 asked_blocks=len(order.blocks),
             )
         )
-        self._submit(message)
+        with self._handover:
+            if not cancelled.is_set():
+                self._engine.submit(message.job)
+        self._wake_engine()
 
     def _pull(
         self, message: m.QueuePrefill, cancelled: threading.Event
@@ -184,16 +169,3 @@ class PrefillWorker:
         finally:
             self._store.release(slots)
         return whole, result
-
-
-def pulls(remote: tuple[PlacedBlock, ...], local: tuple[PlacedBlock, ...]) -> tuple[BlockPull, ...]:
-    """Pair the blocks of a peer with the slots that receive them."""
-    return tuple(
-        BlockPull(remote_slot=there.slot, remote_generation=there.generation, local_slot=here.slot)
-        for there, here in zip(remote, local, strict=True)
-    )
-
-
-def landed_prefix(result: PullResult) -> int:
-    """Blocks that landed before the first that did not."""
-    return result.landed.index(False) if False in result.landed else len(result.landed)

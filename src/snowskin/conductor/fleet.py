@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from snowskin.conductor.admission import Refusal
 from snowskin.conductor.config import ConductorConfig
@@ -21,7 +21,11 @@ _NO_NODE_RETRY_S = 5.0
 
 
 class Fleet:
-    """Both pools. Corrections belong to a node's stay: a restarted node starts afresh."""
+    """Both pools. Corrections belong to a node's stay: a restarted node starts afresh.
+
+    What its peers have shown is the best guess for a node that has shown nothing: with a factor of
+    1 among peers that are faster than their profile, a new node would be left idle.
+    """
 
     def __init__(self, config: ConductorConfig, profile: Profile) -> None:
         self._config = config
@@ -36,11 +40,13 @@ class Fleet:
 
     def join(self, joined: NodeJoined) -> None:
         """A node is up, with nothing to do."""
-        link, compute = self._correction(), self._correction()
+        link = self._correction([node.link for node in self._nodes.values()])
         if joined.role is Role.PREFILL:
+            compute = self._correction([node.compute for node in self.prefill.values()])
             prefill = PrefillNode(joined, link=link, compute=compute)
             self.prefill[joined.node] = self._nodes[joined.node] = prefill
         else:
+            compute = self._correction([node.compute for node in self.decode.values()])
             decode = DecodeNode(joined, link=link, compute=compute)
             self.decode[joined.node] = self._nodes[joined.node] = decode
 
@@ -120,7 +126,9 @@ class Fleet:
             self._block_bytes / link.bytes_per_s * ratio,
         )
 
-    def _correction(self) -> Correction:
+    def _correction(self, peers: Sequence[Correction]) -> Correction:
         return Correction(
-            weight=self._config.correction_weight, bound=self._config.correction_bound
+            weight=self._config.correction_weight,
+            bound=self._config.correction_bound,
+            start=sum([peer.ratio for peer in peers]) / len(peers) if peers else 1.0,
         )

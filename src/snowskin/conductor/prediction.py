@@ -12,14 +12,15 @@ class Correction:
     Args:
         weight: weight of the newest observation, 0–1.
         bound: the factor stays within 1/bound … bound.
+        start: the factor before anything was observed.
     """
 
     __slots__ = ("_bound", "_weight", "ratio")
 
-    def __init__(self, *, weight: float, bound: float) -> None:
+    def __init__(self, *, weight: float, bound: float, start: float = 1.0) -> None:
         self._weight = weight
         self._bound = bound
-        self.ratio = 1.0
+        self.ratio = start
 
     def observe(self, *, real_s: float, predicted_s: float) -> None:
         """Learn from one outcome; ``predicted_s`` is the uncorrected prediction."""
