@@ -153,7 +153,7 @@ def test_ten_thousand_values_are_found_again_sooner_than_they_were_written(tmp_p
         written_s = time.perf_counter() - begin_s
     with SsdTier(tmp_path, config) as tier:
         assert len(tier.held()) == 10_000
-        assert tier.stat().open_s < 2 * written_s
+        assert tier.stat().open_s < written_s
         print(f"10,000 values: written in {written_s:.3f} s, found in {tier.stat().open_s:.3f} s")
 
 

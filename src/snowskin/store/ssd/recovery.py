@@ -30,6 +30,8 @@ from snowskin.store.ssd.state import TierState
 from snowskin.terms.errors import InvalidInput
 
 _SCAN_THREADS = 8
+_WINDOW_PAGES = 16
+"""Read at once: the headers of small records are close together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class _Scanned:
 
     Attributes:
         damaged_count: records whose header is no more.
-        refused_count: of those, pages that the disk did not read.
+        refused_count: pages that the disk did not read while looking for headers.
     """
 
     segment: int
@@ -135,20 +137,23 @@ def _void_headless(state: TierState) -> None:
 def _scan(segment: int, state: TierState) -> _Scanned:
     file, page_count = state.files[segment], state.index.segment_pages
     scratch = aligned_buffer(PIECE_BYTES)
-    first_page = scratch[:PAGE_BYTES]
+    window, window_page = scratch[: _WINDOW_PAGES * PAGE_BYTES], -_WINDOW_PAGES
     entries: list[Entry] = []
     page = end_page = SEGMENT_HEADER_PAGES
     damaged_count = refused_count = 0
     has_end = False
     while page < page_count:
-        refused_count += file.salvage(first_page, page)
-        header = parse_record(first_page.tobytes(), file.seed(page))
+        if not window_page <= page < window_page + _WINDOW_PAGES:
+            refused_count += file.salvage(window, page)
+            window_page = page
+        at = (page - window_page) * PAGE_BYTES
+        header = parse_record(window[at : at + PAGE_BYTES].tobytes(), file.seed(page))
         if header is None:
             following = _next_record(file, page + 1, page_count, scratch)
             if following is None:
                 break
             damaged_count += 1
-            page = following
+            page, window_page = following, -_WINDOW_PAGES  # The search has used the memory.
             continue
         if header.kind is RecordKind.END:
             has_end = True
