@@ -34,8 +34,8 @@ class Reader:
         self.segment = Segment.create(layout)
         self._engines = []
 
-    def engine(self, transport, cluster_key=KEY):
-        made = TransferEngine(self.segment, transport=transport, cluster_key=cluster_key)
+    def engine(self, transport, cluster_key=KEY, **more):
+        made = TransferEngine(self.segment, transport=transport, cluster_key=cluster_key, **more)
         self._engines.append(made)
         return made
 

@@ -17,6 +17,7 @@ import numpy as np
 from snowskin.terms.ids import NodeId
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.messenger import MessengerProcess, Peer
+from snowskin.transfer.topology import LocalNic
 
 KEY = b"the cluster key of these tests.."
 
@@ -30,10 +31,17 @@ def content(slot, generation, layout):
 class Owner:
     """Starts the program below and talks to it. Everything it started ends with it."""
 
-    def __init__(self, layout):
+    def __init__(self, layout, hosts=("127.0.0.1",), within=()):
+        """``hosts`` are what its Messenger listens on; ``within`` a command that runs another."""
         self.layout = layout
         self._process = subprocess.Popen(
-            [sys.executable, __file__, msgspec.json.encode(layout).decode()],
+            [
+                *within,
+                sys.executable,
+                __file__,
+                msgspec.json.encode(layout).decode(),
+                json.dumps(hosts),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -75,10 +83,16 @@ class Owner:
 
 
 class _Program:
-    def __init__(self, layout):
+    def __init__(self, layout, hosts):
         self.layout = layout
         self.segment = Segment.create(layout)
-        self.messenger = MessengerProcess.start(self.segment, node=NodeId("owner"), cluster_key=KEY)
+        self.messenger = MessengerProcess.start(
+            self.segment,
+            node=NodeId("owner"),
+            host=hosts[0],
+            cluster_key=KEY,
+            nics=[LocalNic(host) for host in hosts],
+        )
 
     def write(self, slot):
         """Take a slot into use and fill it, unpublished; its generation."""
@@ -144,7 +158,7 @@ class _Program:
 
 def main():
     layout = msgspec.json.decode(sys.argv[1], type=SegmentLayout)
-    program = _Program(layout)
+    program = _Program(layout, json.loads(sys.argv[2]))
     ready = {
         "peer": msgspec.to_builtins(program.messenger.peer),
         "messenger_pid": program.messenger.pid,

@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 
 from snowskin.transfer.memory import Segment, SegmentLayout
-from snowskin.transfer.serving import BadRequest, Tally, serve_requests
+from snowskin.transfer.serving import BATCH_BYTES, BadRequest, Tally, serve_requests
 from snowskin.transfer.wire import (
+    COMPUTE,
     FRAME_BYTES,
+    HEARTBEAT_S,
     REQUEST,
     REQUEST_MAGIC,
     WANTED,
+    EndStatus,
     Frame,
     FrameKind,
     receive_exactly,
@@ -128,3 +131,88 @@ def test_buffers_of_any_size_are_sent_whole_and_in_order(ends):
     sending.start()
     assert receive_exactly(client, sum(map(len, pieces))) == b"".join(pieces)
     sending.join()
+
+
+def test_every_range_ends_however_the_slices_fall_into_batches(ends):
+    layout = SegmentLayout(slot_count=3, slot_bytes=BATCH_BYTES, part_count=4)
+    segment = Segment.create(layout)
+    for slot in range(3):
+        segment.begin(slot, None)
+        segment.publish(slot, 4)
+    client, server = ends
+    client.settimeout(20)
+    serving = threading.Thread(
+        target=serve_requests,
+        args=(server, segment, Tally()),
+        kwargs={"idle_timeout_s": 20.0, "send_timeout_s": 20.0},
+    )
+    serving.start()
+    packed = b"".join(WANTED.pack(slot, 0, 1, 0, layout.slot_bytes) for slot in range(3))
+    crc = request_crc(3, 60.0, packed)
+    client.sendall(REQUEST.pack(REQUEST_MAGIC, 3, 60.0, crc) + packed)
+    ended = []
+    while len(ended) < 3:
+        frame = Frame.unpack(receive_exactly(client, FRAME_BYTES))
+        if frame.kind == FrameKind.END:
+            ended.append((frame.range, frame.status))
+        else:
+            receive_exactly(client, frame.length)
+    assert ended == [(slot, EndStatus.SENT) for slot in range(3)]
+    client.shutdown(socket.SHUT_WR)
+    serving.join(20)
+    segment.close()
+
+
+def test_a_server_that_waits_shows_life_and_says_at_last_that_it_was_in_vain(ends):
+    segment = Segment.create(LAYOUT)
+    segment.begin(0, None)
+    segment.publish(0, 1)
+    client, server = ends
+    tally = Tally()
+    serving = threading.Thread(
+        target=serve_requests,
+        args=(server, segment, tally),
+        kwargs={"idle_timeout_s": 20.0, "send_timeout_s": 20.0},
+    )
+    serving.start()
+    kinds = []
+    ask(client, 1, wait_s=3 * HEARTBEAT_S)
+    while not kinds or kinds[-1] != FrameKind.END:
+        frame = Frame.unpack(receive_exactly(client, FRAME_BYTES))
+        kinds.append(frame.kind)
+        receive_exactly(client, frame.length)
+    assert frame.status == EndStatus.LATER
+    assert kinds[0] == FrameKind.SLICE
+    assert FrameKind.IDLE in kinds[1:-1]
+    client.shutdown(socket.SHUT_WR)
+    serving.join(20)
+    assert tally.stat().missed_blocks == 1
+    segment.close()
+
+
+def test_a_part_of_a_block_is_sent_as_soon_as_its_bytes_are_ready(ends, segment):
+    client, server = ends
+    serving = threading.Thread(
+        target=serve_requests,
+        args=(server, segment, Tally()),
+        kwargs={"idle_timeout_s": 20.0, "send_timeout_s": 20.0},
+    )
+    serving.start()
+    packed = WANTED.pack(3, 0, 1, 1000, 5000) + WANTED.pack(4, COMPUTE, 1, 0, LAYOUT.slot_bytes)
+    packed += WANTED.pack(5, 0, 1, 7, 7) + WANTED.pack(5, 0, 1, 0, LAYOUT.slot_bytes + 1)
+    client.sendall(REQUEST.pack(REQUEST_MAGIC, 4, 0.0, request_crc(4, 0.0, packed)) + packed)
+    frames = []
+    while sum(frame.kind == FrameKind.END for frame in frames) < 4:
+        frames.append(Frame.unpack(receive_exactly(client, FRAME_BYTES)))
+        receive_exactly(client, frames[-1].length)
+    slices = [frame[2:5] for frame in frames if frame.kind == FrameKind.SLICE]
+    assert slices == [(0, 1000, 4000), (1, 0, LAYOUT.slot_bytes)]
+    ended = {frame.range: frame.status for frame in frames if frame.kind == FrameKind.END}
+    assert ended == {
+        0: EndStatus.SEALED,
+        1: EndStatus.SEALED,
+        2: EndStatus.MISSED,
+        3: EndStatus.MISSED,
+    }
+    client.shutdown(socket.SHUT_WR)
+    serving.join(20)

@@ -302,7 +302,7 @@ class Serving:
 
     def _flush(self) -> None:
         """Send what is queued, and the ends that follow from its having been sent."""
-        while self._batch:
+        while self._batch or self._unconfirmed:
             batch, self._batch = self._batch, []
             sent_bytes, self._batch_bytes = self._batch_bytes, 0
             send_buffers(self._connection, batch)

@@ -89,7 +89,11 @@ class SliceBoard:
         return self.queued_bytes + self.in_flight_bytes > 0
 
     def take(self, workers: int) -> Batch | None:
-        """The next batch for one of ``workers``; None where all is taken for the moment."""
+        """The next batch; None where all is taken for the moment.
+
+        Args:
+            workers: how many are free to take batches, the one that asks included.
+        """
         if not self.queued_bytes:
             return None
         follow = False

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import xxhash
 
+from snowskin.transfer.paths import Path
 from snowskin.transfer.progress import PullProgress
 from snowskin.transfer.slicing import ATTEMPTS_LIMIT, Batch, Range, SliceBoard
 from snowskin.transfer.wire import (
@@ -48,6 +49,10 @@ class PullState:
         self.checksums: dict[int, int] = {}
         self.damaged_ranges = 0
         """Ranges that arrived damaged and were asked for again."""
+        self.suspects: dict[int, Path] = {}
+        """Of sealed blocks that arrived damaged, over which path: it or the source is to blame."""
+        self.guilty: set[Path] = set()
+        """Paths that damaged what the source had right."""
 
 
 class Receiving:
@@ -61,17 +66,18 @@ class Receiving:
         waited_s: how long nothing came.
         latency_s: until the first frame of what was ready; None where there was none.
         heard: whether anything came at all.
-        path_erred: whether bytes were damaged that the source cannot have damaged.
     """
 
     def __init__(
         self,
         connection: socket.socket,
+        path: Path,
         state: PullState,
         batch: Batch,
         patience: Callable[[], float],
     ) -> None:
         self._connection = connection
+        self._path = path
         self._state = state
         self._progress = state.progress
         self._batch = batch
@@ -86,7 +92,6 @@ class Receiving:
         self.waited_s = 0.0
         self.latency_s: float | None = None
         self.heard = False
-        self.path_erred = False
 
     def run(self) -> None:
         """Ask, then take frames until every range has ended.
@@ -175,6 +180,7 @@ class Receiving:
         self._open[index] = False
         with self._progress.lock:
             if received != frame.checksum:
+                self._state.suspects[one.block] = self._path
                 self._again(index)
                 return
             self._at[index] = one.stop
@@ -190,7 +196,7 @@ class Receiving:
                 board.drop(self._rest(index))
             elif index in self._damaged:
                 # Freshly computed, and the slot was still the same afterwards: it was the wire.
-                self.path_erred = True
+                self._state.guilty.add(self._path)
                 self._again(index)
             elif status == EndStatus.LATER:
                 board.defer([self._rest(index)])
@@ -225,6 +231,8 @@ class Receiving:
         checksum = self._state.checksums.pop(block)
         if progress.segment.compute_checksum(progress.blocks[block].local_slot) != checksum:
             progress.reject(block)
+        elif block in self._state.suspects:
+            self._state.guilty.add(self._state.suspects.pop(block))
 
     def _rest(self, index: int) -> Range:
         return self._batch.ranges[index]._replace(start=self._at[index])

@@ -1,0 +1,190 @@
+"""One pull over TCP, shared out among workers and paths."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from snowskin.terms.errors import TransferFailed
+from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S
+from snowskin.transfer.paths import Path
+from snowskin.transfer.peer import Peer
+from snowskin.transfer.progress import PullProgress
+from snowskin.transfer.slicing import Batch, Range, SliceBoard, worker_count
+from snowskin.transfer.transports.receiving import PullState, Receiving, Stopped
+
+if TYPE_CHECKING:
+    from snowskin.transfer.transports.tcp import TcpTransport
+
+TICK_S = 0.02
+"""A worker without work looks so often for cancellation and deadline."""
+
+
+class StripedPull:
+    """One pull by one or several workers."""
+
+    def __init__(self, transport: TcpTransport, peer: Peer, progress: PullProgress) -> None:
+        self._transport = transport
+        self._links = transport.links
+        self._paths = transport.paths(peer)
+        self._progress = progress
+        self._board = SliceBoard(
+            len(progress.blocks),
+            progress.segment.layout.slot_bytes,
+            slice_bytes=transport.settings.slice_bytes,
+        )
+        self._state = PullState(progress, self._board)
+        self._changed = threading.Condition(progress.lock)
+        """The board has changed, so that a worker without work should look again."""
+        self._workers = 1
+        self._followers = 0
+        self._waits_s: list[float] = []
+        self._reached = False
+        self._error: TransferFailed | None = None
+
+    def run(self) -> None:
+        """See ``TcpTransport.pull``.
+
+        Raises:
+            TransferFailed: the peer cannot be reached over any path.
+        """
+        transport, settings = self._transport, self._transport.settings
+        ways = self._links.usable_count(self._paths) * settings.connections_per_path
+        wanted = worker_count(self._board.total_bytes, ways, settings.stripe_least_bytes)
+        helpers: list[Future[None]] = []
+        if wanted > 1:
+            with self._progress.lock:  # Nobody takes a batch before it is known how many there are.
+                helpers = transport.start_helpers(wanted - 1, self.work)
+                self._workers += len(helpers)
+            transport.count(striped_pulls=1 if helpers else 0)
+        try:
+            self.work()
+        finally:
+            for helper in helpers:
+                helper.result()
+        self._progress.waited_s = min(self._waits_s, default=0.0)
+        if self._state.damaged_ranges:
+            transport.count(damaged_ranges=self._state.damaged_ranges)
+        if not self._reached and self._error is not None:
+            raise self._take_error()
+        self._error = None
+
+    def work(self) -> None:
+        """Fetch until nothing is left that could be had; any number of threads may."""
+        waited_s: float | None = None
+        try:
+            while (batch := self._next()) is not None:
+                path = self._links.begin(self._paths, batch.size_bytes)
+                if path is None:
+                    self._error = self._error or self._links.all_cool_down(self._paths)
+                    self._give_back(batch.ranges)
+                    return
+                waited_s = (waited_s or 0.0) + self._carry(path, batch)
+                with self._changed:
+                    self._followers -= batch.follow
+        finally:
+            with self._changed:
+                self._workers -= 1
+                if waited_s is not None:
+                    self._waits_s.append(waited_s)
+                self._changed.notify_all()
+
+    def _next(self) -> Batch | None:
+        """Work, perhaps after others have failed at it; None if there will be none."""
+        while not self._progress.must_stop():
+            with self._changed:
+                # Those that follow blocks may do so for long, so others must not count on them.
+                batch = self._board.take(self._workers - self._followers)
+                if batch is not None:
+                    self._followers += batch.follow
+                    return batch
+                if not self._board.is_open:
+                    return None
+                self._changed.wait(TICK_S)
+        return None
+
+    def _carry(self, path: Path, batch: Batch) -> float:
+        """Fetch a batch over a path, as far as it goes; how long nothing came."""
+        transport, asked_bytes = self._transport, batch.size_bytes
+        begin_s = time.monotonic()
+        connection = transport.take(path)
+        is_reused = connection is not None
+        try:
+            connection = connection or self._open(path)
+        except TransferFailed as error:
+            self._error = error
+            self._give_back(batch.ranges)
+            self._fail(path, asked_bytes, 0, time.monotonic() - begin_s)
+            return 0.0
+        receiving = Receiving(
+            connection, path, self._state, batch, lambda: self._links.patience_s(path, self._paths)
+        )
+        try:
+            receiving.run()
+        except (Stopped, OSError) as error:
+            connection.close()  # Landed blocks stay; the server sees the end and stops sending.
+            landed_bytes = receiving.landed_bytes
+            if isinstance(error, Stopped) or (is_reused and not receiving.heard):
+                # Stopped by us; or closed (or forgotten on the way) while it lay idle.
+                self._links.cancel(path, asked_bytes=asked_bytes, landed_bytes=landed_bytes)
+                if is_reused:
+                    transport.forget(path)
+            else:
+                self._reached = True
+                self._fail(path, asked_bytes, landed_bytes, receiving.waited_s)
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            self._reached = True
+            self._end(path, connection, receiving, asked_bytes, begin_s)
+        self._give_back(receiving.unfinished())
+        return receiving.waited_s
+
+    def _open(self, path: Path) -> socket.socket:
+        patience_s = self._links.patience_s(path, self._paths)
+        return self._transport.open(path, min(HANDSHAKE_TIMEOUT_S, patience_s))
+
+    def _end(
+        self,
+        path: Path,
+        connection: socket.socket,
+        receiving: Receiving,
+        asked_bytes: int,
+        begin_s: float,
+    ) -> None:
+        """Every range has ended, if not all of them well."""
+        self._transport.give(path, connection)
+        self._links.end(
+            path,
+            asked_bytes=asked_bytes,
+            landed_bytes=receiving.landed_bytes,
+            active_s=time.monotonic() - begin_s - receiving.waited_s,
+            latency_s=receiving.latency_s,
+        )
+        with self._progress.lock:
+            guilty, self._state.guilty = self._state.guilty, set()
+        for one in guilty:
+            if self._links.has_other(one, self._paths):
+                self._fail(one, 0, 0, 0.0)
+
+    def _fail(self, path: Path, asked_bytes: int, landed_bytes: int, cost_s: float) -> None:
+        self._links.fail(path, asked_bytes=asked_bytes, landed_bytes=landed_bytes, cost_s=cost_s)
+        self._transport.forget(path)
+        self._transport.count(retried_bytes=asked_bytes - landed_bytes, failed_paths=1)
+
+    def _take_error(self) -> TransferFailed:
+        """Forgotten here, since it leads back to this object, which would keep our segment."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+    def _give_back(self, ranges: Sequence[Range]) -> None:
+        if ranges:
+            with self._changed:
+                self._board.give_back(ranges)
+                self._changed.notify_all()
