@@ -73,8 +73,8 @@ def prefill_time(scale: Scale) -> Result:
         "time that nodes compute prompts / requests, over Mooncake's; 8P+8D against 16 instances, "
         "each workload at its own speed",
         (
-            "a chunk costs its share of the prefill's token and pair terms; its step's fixed cost "
-            "is the decode step's, and counts as prefill only where nothing decodes",
+            "with chunked prefill, the whole of every step with a chunk in it counts, sequences "
+            "that decode in the same step included",
             "coupled instances cache in device memory (what the weights leave: 1.3 M tokens)",
         ),
     )

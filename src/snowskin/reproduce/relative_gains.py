@@ -97,6 +97,7 @@ def dataset_gain(scale: Scale) -> Result:
             OURS: papers_world(prefill=3, decode=1),
             "mooncake [2P+2D]": papers_world(prefill=2, decode=2),
             "vllm": rival("vllm", instances=4),
+            "coupled with prefix caching": rival("vllm-prefix-caching", instances=4),
         },
     )
     printed = tuple(paper.DATASET_GAIN.values())

@@ -253,12 +253,12 @@ class CoupledWorld:
         chunk_s = cost.token_s * chunk + cost.token_pair_s * (after**2 - done**2)
         if running:
             step_s = instance.batch.step_s() + chunk_s
-            instance.prefill_busy_s += chunk_s
             instance.batch.step_once(step_s)
         else:
             step_s = self.config.profile.decode.base_s + chunk_s
-            instance.prefill_busy_s += step_s
             instance.batch.stall(step_s)
+        # The device works on the prompt for the whole step, whoever else is in it.
+        instance.prefill_busy_s += step_s
         instance.working = (job, after)
         self.calendar.at(self.calendar.now_s + step_s, Rank.COMPUTE, self._chunked_step, instance)
 
