@@ -3,135 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from snowskin.cluster.prepare import profile_path
-from snowskin.cost.profile import save_profile
-from snowskin.engine.model import inspect_model
-from tests.cluster.live import PROFILE
+from tests.cli.serving import END_S, START_S, Server, snowskin, wait_until_gone
 from tests.engine import tiny
-
-START_S = 120.0
-END_S = 20.0
-
-
-class Server:
-    """A running ``snowskin serve``."""
-
-    def __init__(self, model_dir: Path, cache: Path, log: Path, *options: str) -> None:
-        self.log = log
-        self.environment = {**os.environ, "SNOWSKIN_CACHE": str(cache)}
-        command = [sys.executable, "-m", "snowskin", "serve", "--model", str(model_dir)]
-        command += ["--dtype", "fp32", "--threads", "1", "--port", "0", "--dram", "16MiB", *options]
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=out, env=self.environment, start_new_session=True
-            )
-        self.url = self._wait_for_url()
-
-    def _wait_for_url(self) -> str:
-        deadline_s = time.monotonic() + START_S
-        while time.monotonic() < deadline_s and self.process.poll() is None:
-            ready = re.search(r"ready: \S+ on (http://\S+)/v1", self.log.read_text())
-            if ready:
-                return ready[1]
-            time.sleep(0.1)
-        raise AssertionError(f"not ready:\n{self.log.read_text()}")
-
-    def family(self) -> set[int]:
-        """The server's process and all its descendants."""
-        found, untold = set(), {self.process.pid}
-        while untold:
-            pid = untold.pop()
-            found.add(pid)
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                untold |= {int(child) for child in children.read_text().split()} - found
-        return found
-
-    def status(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/snowskin/status").json())
-
-    def node(self, name: str) -> dict[str, Any]:
-        return next(node for node in self.status()["nodes"] if node["node"] == name)
-
-    def snowskin(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return snowskin(*arguments, environment=self.environment | {"SNOWSKIN_URL": self.url})
-
-
-def snowskin(
-    *arguments: str, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "snowskin", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        env=environment or dict(os.environ),
-        check=False,
-    )
-
-
-def alive(pids: set[int]) -> set[int]:
-    """Those that still run; a zombie does not."""
-    running = set()
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            continue
-        if state != "Z":
-            running.add(pid)
-    return running
-
-
-def wait_until_gone(pids: set[int]) -> None:
-    deadline_s = time.monotonic() + END_S
-    while alive(pids):
-        assert time.monotonic() < deadline_s, f"still running: {alive(pids)}"
-        time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("llama", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
-    """A cache folder with a profile, so that no start needs to measure."""
-    cache = tmp_path_factory.mktemp("cache")
-    info = inspect_model(model_dir, dtype="fp32")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SNOWSKIN_CACHE", str(cache))
-        path = profile_path(info, threads=1, transport="auto")
-    path.parent.mkdir(parents=True)
-    save_profile(PROFILE, path)
-    return cache
-
-
-@pytest.fixture(scope="module")
-def server(
-    model_dir: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    server = Server(model_dir, cache, tmp_path_factory.mktemp("log") / "serve.log")
-    yield server
-    family = server.family()
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(END_S) == 0
-    assert not alive(family)
 
 
 @pytest.fixture(scope="module")
@@ -230,8 +113,9 @@ def test_killing_the_decode_node_ends_its_stream_with_one_error_and_it_serves_ag
         "POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=END_S
     ) as response:
         for line in response.iter_lines():
-            if line:
-                events.append(line)
+            if not line:
+                continue
+            events.append(line)
             if len(events) == 5:
                 os.kill(server.node("decode-0")["pid"], signal.SIGKILL)
                 killed_s = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import snowskin
-from snowskin.cli import explain, profile, reproduce, serve, simulate, store, trace
+from snowskin.cli import bench, explain, profile, reproduce, serve, simulate, store, trace
 from snowskin.terms.errors import SnowskinError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("cache-curve")(simulate.cache_curve)
 app.command("reproduce")(reproduce.reproduce)
 app.add_typer(trace.app, name="trace")
 app.add_typer(store.app, name="store")
+app.add_typer(bench.app, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

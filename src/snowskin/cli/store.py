@@ -85,6 +85,7 @@ def node_command(
         float, typer.Option(help="Fuller than this, objects are evicted in the background …")
     ] = 0.95,
     low_watermark: Annotated[float, typer.Option(help="… until it is no fuller than this.")] = 0.9,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     ssd: Annotated[
         Path | None, typer.Option(help="Directory for what memory has no room for.")
     ] = None,
@@ -96,7 +97,9 @@ def node_command(
     from snowskin.store.objects.listening import check_exposure
     from snowskin.store.objects.node import NodeConfig, StoreNode
 
-    logging.basicConfig(level="INFO", format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
     check_exposure(host, cluster_key.encode())
     master_host, master_port = parse_address(master)
     node = StoreNode(

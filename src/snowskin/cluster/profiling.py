@@ -17,6 +17,7 @@ from snowskin.cost.costs import LinkCost
 from snowskin.cost.fit import fit_decode, fit_prefill
 from snowskin.cost.profile import FitError, Profile, save_profile
 from snowskin.engine.model import Model, ModelInfo
+from snowskin.engine.probe import ProbeLimits, ProbeResult, probe
 from snowskin.store.blocks import BlockStore
 from snowskin.terms.ids import NodeId
 from snowskin.transfer.engine import BlockPull, TransferEngine
@@ -55,13 +56,12 @@ def measure_and_save(config: ServeConfig, *, budget_s: float, out: Path | None) 
     return profile
 
 
-def _measure(config: ServeConfig, info: ModelInfo, *, budget_s: float) -> Profile:
+def measure_model(config: ServeConfig, info: ModelInfo, *, budget_s: float) -> ProbeResult:
+    """Time prefills and decode steps of a model in this process, for about ``budget_s``."""
     import torch
 
-    from snowskin.engine.probe import ProbeLimits, probe
-
     torch.set_num_threads(config.engine_threads)
-    measured = probe(
+    return probe(
         Model.load(info),
         ProbeLimits(
             budget_s=budget_s,
@@ -69,6 +69,10 @@ def _measure(config: ServeConfig, info: ModelInfo, *, budget_s: float) -> Profil
             block_tokens=config.block_tokens,
         ),
     )
+
+
+def _measure(config: ServeConfig, info: ModelInfo, *, budget_s: float) -> Profile:
+    measured = measure_model(config, info, budget_s=budget_s)
     prefill, prefill_error = fit_prefill(measured.prefill)
     decode, decode_error = fit_decode(measured.decode)
     transfer = _measure_link(config, info)

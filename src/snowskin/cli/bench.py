@@ -1,0 +1,87 @@
+"""``snowskin bench …``: what this machine gives, beside its own limits in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from snowskin.cli.bench_serve import engine_command, serve_command
+from snowskin.cli.sizes import parse_bytes
+
+app = typer.Typer(no_args_is_help=True, help="Measure this machine, beside its limits.")
+
+app.command("serve")(serve_command)
+app.command("engine")(engine_command)
+
+Json = Annotated[Path | None, typer.Option(help="Write the rows to this file.")]
+
+
+@app.command("store")
+def store_command(
+    size: Annotated[
+        list[str] | None, typer.Option(help="Objects' sizes; may be repeated. Default: 5 sizes.")
+    ] = None,
+    clients: Annotated[list[int] | None, typer.Option(help="Default: 1 and 8.")] = None,
+    cycle: Annotated[str, typer.Option(help="Gets go round objects of so many bytes.")] = "256MiB",
+    rounds: Annotated[int, typer.Option(help="Rounds in which all are run in turn.")] = 4,
+    round_s: Annotated[float, typer.Option("--round", help="Seconds of each.")] = 0.3,
+    peer_python: Annotated[
+        str | None, typer.Option(help="Python with mooncake installed: run it beside.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Gets and puts over TCP and shared memory, beside a bare socket and a bare copy."""
+    from snowskin.store.bench.data import DEFAULT_SIZES, StoreBenchConfig, bench_store
+
+    sizes = tuple(parse_bytes(text, option="--size") for text in size or ())
+    config = StoreBenchConfig(
+        sizes=sizes or DEFAULT_SIZES,
+        clients=tuple(clients or (1, 8)),
+        cycle_bytes=parse_bytes(cycle, option="--cycle"),
+        rounds=rounds,
+        round_s=round_s,
+        peer_python=peer_python,
+    )
+    typer.echo(
+        "path op          size KiB  clients      MB/s    p50 µs    p99 µs   limit MB/s  ratio"
+        + ("" if peer_python is None else "  peer ×")
+    )
+    rows = bench_store(
+        config,
+        lambda row: typer.echo(
+            f"{row.transport:4} {row.op:9} {row.size_bytes / 1024:10,.0f} {row.clients:8} "
+            f"{row.bytes_per_s / 1e6:9,.0f} {row.p50_s * 1e6:9,.1f} {row.p99_s * 1e6:9,.1f} "
+            f"{row.limit_bytes_per_s / 1e6:12,.0f} {row.ratio:6.2f}"
+            + ("" if row.peer_ratio is None else f" {row.peer_ratio:7.2f}")
+        ),
+    )
+    _write(rows, json)
+
+
+@app.command("directory")
+def directory_command(
+    objects: Annotated[int, typer.Option(help="Objects that the master knows.")] = 20_000,
+    rounds: Annotated[int, typer.Option(help="Rounds in which all are run in turn.")] = 5,
+    json: Json = None,
+) -> None:
+    """Look-ups of one client at the master, beside a bare echo."""
+    from snowskin.store.bench.directory import DirectoryBenchConfig, bench_directory
+
+    typer.echo("op             batch        keys/s       limit/s   ratio")
+    rows = bench_directory(
+        DirectoryBenchConfig(objects=objects, rounds=rounds),
+        lambda row: typer.echo(
+            f"{row.op:12} {row.batch:7,} {row.per_s:13,.0f} {row.limit_per_s:13,.0f} "
+            f"{row.ratio:7.3f}"
+        ),
+    )
+    _write(rows, json)
+
+
+def _write(rows: Sequence[Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
