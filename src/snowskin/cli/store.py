@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="A shared store of large objects, without any model.")
 
 _DEFAULT_MASTER = "127.0.0.1:7411"
+JOIN_S = 5.0
+"""How long a node's start waits for the master; later it joins when the master is there."""
 ClusterKey = Annotated[
     str,
     typer.Option(
@@ -121,6 +123,7 @@ def node_command(
     ended = threading.Event()
     _on_end(ended.set)
     node.start()
+    node.link.wait_joined(JOIN_S)
     typer.echo(f"snowskin store node {node.address.name} at {host}:{node.address.port}")
     sys.stdout.flush()
     ended.wait()

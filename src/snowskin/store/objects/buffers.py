@@ -17,6 +17,10 @@ def memory_of(value: Any, *, writable: bool = False) -> memoryview:
     Raises:
         InvalidInput: it has no contiguous bytes in this machine's memory, or cannot be written.
     """
+    if type(value) is bytearray or (type(value) is bytes and not writable):
+        return memoryview(value)
+    if type(value) is memoryview and _is_plain(value) and not (writable and value.readonly):
+        return value
     name = type(value).__name__
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -45,6 +49,10 @@ def memory_of(value: Any, *, writable: bool = False) -> memoryview:
     return view.cast("B")
 
 
+def _is_plain(view: memoryview) -> bool:
+    return view.format == "B" and view.ndim == 1 and view.contiguous
+
+
 def check_key(key: str) -> str:
     """A key as it may be.
 
@@ -53,8 +61,12 @@ def check_key(key: str) -> str:
     """
     if not isinstance(key, str):
         raise InvalidInput(f"a key is a string, not {type(key).__name__}: {key!r}")
-    if not key or len(key) > KEY_LIMIT_BYTES or len(key.encode()) > KEY_LIMIT_BYTES:
+    try:
+        size_bytes = len(key) if key.isascii() else len(key.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"the key {key!r} is no text: {error.reason}") from error
+    if not 0 < size_bytes <= KEY_LIMIT_BYTES:
         raise InvalidInput(
-            f"a key has 1 to {KEY_LIMIT_BYTES} bytes in UTF-8; this one has {len(key.encode())}"
+            f"a key has 1 to {KEY_LIMIT_BYTES} bytes in UTF-8; this one has {size_bytes}"
         )
     return key

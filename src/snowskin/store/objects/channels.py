@@ -11,18 +11,22 @@ from collections.abc import Sequence
 import xxhash
 
 from snowskin.store.objects.wire import (
+    CHUNK_BYTES,
     REPLY_BYTES,
     WHOLE,
     Operation,
     Reply,
     Status,
+    pack_reply,
     pack_request,
+    receive,
     receive_hashed,
+    send_all,
     unpack_reply,
 )
-from snowskin.store.objects.words import NodeAddress
+from snowskin.store.objects.words import Located, NodeAddress
 from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_client
-from snowskin.transfer.wire import ConnectionEnded, receive_exactly, send_buffers, tune
+from snowskin.transfer.wire import ConnectionEnded, receive_exactly, tune
 
 SILENCE_S = 5.0
 """A node that sends and takes nothing for so long is given up."""
@@ -32,6 +36,18 @@ IDLE_LIMIT = 16
 
 class ChecksumFailed(ConnectionError):
     """Bytes arrived that are not those that were stored."""
+
+
+class Known:
+    """An object whose place, size and content are known: what is asked, and what must come."""
+
+    __slots__ = ("head", "located", "request")
+
+    def __init__(self, key: str, located: Located) -> None:
+        self.located = located
+        self.request = read_request(key)
+        size = located.size_bytes
+        self.head = pack_reply(Status.OK, size, size, located.digest)
 
 
 class NodeChannel:
@@ -103,10 +119,10 @@ class NodeChannel:
             ChecksumFailed: see there; the connection is still usable.
         """
         if not verify:
-            receive_hashed(self.connection, list(parts), None)
+            receive_hashed(self.connection, parts, None)
             return
         hasher = xxhash.xxh3_128()
-        receive_hashed(self.connection, list(parts), hasher)
+        receive_hashed(self.connection, parts, hasher)
         if hasher.digest() != reply.digest:
             raise ChecksumFailed("the bytes that arrived are not those that were stored")
 
@@ -117,33 +133,33 @@ class NodeChannel:
             The head, and whether the object is in ``target``, verified. If not, and the status is
             OK, the payload is still to be taken.
         """
-        connection, head = self.connection, self._head_view
-        connection.sendall(request)
-        (received, _, _, _) = connection.recvmsg_into([head, target])
+        self.connection.sendall(request)
+        received = self.connection.recvmsg_into((self._head_view, target))[0]
+        return self._finish(received, target)
+
+    def _finish(self, received: int, target: memoryview) -> tuple[Reply, bool]:
+        """Go on after so many bytes of head and target have come."""
+        head = self._head_view
         while received < REPLY_BYTES:
-            if received == 0:
-                raise ConnectionEnded("the node closed the connection")
-            (more, _, _, _) = connection.recvmsg_into([head[received:], target])
-            if more == 0:
+            more = self.connection.recvmsg_into((head[received:], target))[0]
+            if received == 0 or more == 0:
                 raise ConnectionEnded("the node closed the connection")
             received += more
         reply = unpack_reply(self._head)
         have = received - REPLY_BYTES
-        if reply.status != Status.OK or reply.length_bytes != len(target):
-            if have > reply.length_bytes:
-                raise ConnectionError("the node sent more than it announced")
-            if reply.status == Status.OK:
-                raise ConnectionError("the object has another size than expected")
+        if reply.status != Status.OK:
             return reply, False
-        if have == len(target):
-            digest = xxhash.xxh3_128_digest(target)
-        else:
-            hasher = xxhash.xxh3_128(target[:have])
-            receive_hashed(connection, [target[have:]], hasher)
-            digest = hasher.digest()
-        if digest != reply.digest:
+        if reply.length_bytes != len(target) or have > len(target):
+            raise ConnectionError("the object has another size than expected")
+        if self._receive_rest(target, have) != reply.digest:
             raise ChecksumFailed("the bytes that arrived are not those that were stored")
         return reply, True
+
+    def _receive_rest(self, target: memoryview, have: int) -> bytes:
+        """Fill a target whose first bytes are there; the digest of all of it."""
+        hasher = xxhash.xxh3_128(target[:have])
+        receive_hashed(self.connection, (target[have:],), hasher)
+        return bytes(hasher.digest())
 
     def read_many(self, keys: Sequence[str], targets: Sequence[memoryview]) -> list[bool]:
         """Read several objects, each into a target of its size, with one wait for the first.
@@ -165,11 +181,34 @@ class NodeChannel:
                 self.read_into((target,), reply)
         return found
 
+    def read_known(self, known: Known, target: memoryview) -> bool:
+        """Read a whole object into a target of its size; False if it is not there any more.
+
+        The head that must come is known to the byte, so nothing has to be taken apart.
+
+        Raises:
+            ChecksumFailed, OSError: it failed.
+        """
+        self.connection.sendall(known.request)
+        received = self.connection.recvmsg_into((self._head_view, target))[0]
+        if received < REPLY_BYTES or self._head != known.head:
+            return self._finish(received, target)[1]
+        have = received - REPLY_BYTES
+        if have == len(target) or len(target) <= CHUNK_BYTES:
+            if have < len(target):
+                receive(self.connection, target[have:])
+            digest = xxhash.xxh3_128_digest(target)
+        else:
+            digest = self._receive_rest(target, have)
+        if digest != known.located.digest:
+            raise ChecksumFailed("the bytes that arrived are not those that were stored")
+        return True
+
     def write(self, key: str, parts: Sequence[memoryview], digest: bytes) -> Status:
         """Send an object; how the node took it."""
         size = sum(len(part) for part in parts)
         head = memoryview(pack_request(Operation.WRITE, key, 0, size, digest))
-        send_buffers(self.connection, [head, *parts])
+        send_all(self.connection, [head, *parts])
         return Status(self.reply().status)
 
     def close(self) -> None:
@@ -202,12 +241,14 @@ class ChannelPool:
 
     def give_back(self, address: NodeAddress, channel: NodeChannel, *, unix: bool) -> None:
         """Keep a connection that is between two requests."""
-        with self._lock:
-            idle = self._idle.setdefault((address.session, unix), [])
-            if len(idle) < IDLE_LIMIT:
-                idle.append(channel)
-                return
-        channel.close()
+        idle = self._idle.get((address.session, unix))
+        if idle is None:
+            with self._lock:
+                idle = self._idle.setdefault((address.session, unix), [])
+        if len(idle) < IDLE_LIMIT:
+            idle.append(channel)
+        else:
+            channel.close()
 
     def forget(self, session: str) -> None:
         """A process of a node is gone: close what was open to it."""

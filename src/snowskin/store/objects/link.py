@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from snowskin.store.objects.errors import StoreRefused
 from snowskin.store.objects.frames import FrameReader, decode_reply, frame
 from snowskin.store.objects.wire import Status
 from snowskin.store.objects.words import (
@@ -84,6 +85,20 @@ class MasterLink:
         """Begin to connect, report and obey, on threads."""
         for run in (self._keep_connected, self._keep_reporting_usage, self._obey, self._obey):
             threading.Thread(target=run, name=run.__name__, daemon=True).start()
+
+    def wait_joined(self, timeout_s: float) -> bool:
+        """Wait until the master knows us; False if it does not (it is still tried).
+
+        Raises:
+            StoreRefused: the master does not take us, and says why.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not self.joined.wait(RETRY_S):
+            if self.refusal is not None:
+                raise StoreRefused(self.refusal)
+            if time.monotonic() >= deadline_s:
+                return False
+        return True
 
     def stop(self) -> None:
         """Leave the master. Idempotent."""
@@ -157,7 +172,7 @@ class MasterLink:
                 self._serve_once()
                 told = False
             except (OSError, TransferFailed, msgspec.MsgspecError) as error:
-                if not told:
+                if not told and not self._stopping.is_set():
                     _log.warning("no word with the master at %s:%d: %s", *self._address, error)
                     told = True
             finally:

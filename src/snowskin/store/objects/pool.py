@@ -31,6 +31,7 @@ class PoolObject:
         uses: readers and leases.
         demoting: an eviction of it has begun.
         removed: it was removed, not evicted.
+        reply: what a READ of all of it is answered with, once it was.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class PoolObject:
         "key",
         "pin",
         "removed",
+        "reply",
         "size_bytes",
         "state",
         "uses",
@@ -57,6 +59,7 @@ class PoolObject:
         self.state = ObjectState.RESERVED
         self.demoting = False
         self.removed = False
+        self.reply: tuple[memoryview, ...] | None = None
 
 
 class ObjectPool:
@@ -131,11 +134,9 @@ class ObjectPool:
         assert item.state is ObjectState.COMMITTED, f"{item.key!r} is not committed"
         if item.pin is not Pin.HARD:
             policy = self._policies[item.pin]
+            policy.touch(item.key)
             if item.uses == 0 and not item.demoting:
-                policy.touch(item.key)
                 policy.protect(item.key)
-            else:
-                policy.touch(item.key)
         item.uses += 1
 
     def unuse(self, item: PoolObject) -> bool:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from snowskin.store.objects.asking import RETRY_S, MasterChannel
 from snowskin.store.objects.catalog import missing_message
-from snowskin.store.objects.channels import ChannelPool, read_request
+from snowskin.store.objects.channels import ChannelPool, Known, read_request
 from snowskin.store.objects.errors import KeyMissing, ReplicaUnreachable
 from snowskin.store.objects.mapped import MappedNode, OnDisk
 from snowskin.store.objects.wire import Status
@@ -38,7 +38,7 @@ COOLDOWN_S = 1.0
 """A node that failed is the last to be tried for so long."""
 
 _T = TypeVar("_T")
-_Act = Callable[[NodeAddress, Located], _T | None]
+_Act = Callable[[NodeAddress, Known], _T | None]
 
 
 class Reading:
@@ -53,7 +53,7 @@ class Reading:
         self._cluster_key = cluster_key
         self._host_id = host_id
         self._channels = ChannelPool(cluster_key)
-        self._located: OrderedDict[str, Located] = OrderedDict()
+        self._known: OrderedDict[str, Known] = OrderedDict()
         self._book: dict[str, NodeAddress] = {}
         self._mapped: dict[str, MappedNode] = {}
         self._failed_s: dict[str, float] = {}
@@ -62,43 +62,44 @@ class Reading:
     def get(self, key: str, deadline_s: float) -> memoryview:
         """See ``StoreClient.get``."""
 
-        def read(address: NodeAddress, located: Located) -> memoryview | None:
+        def read(address: NodeAddress, known: Known) -> memoryview | None:
+            size = known.located.size_bytes
             if address.host_id == self._host_id:
                 with contextlib.suppress(OnDisk):
-                    return _from_memory(self._mapping(address), key, located.size_bytes)
-            target = memoryview(bytearray(located.size_bytes))
-            return target.toreadonly() if self._read(address, key, target) else None
+                    return _from_memory(self._mapping(address), key, size)
+            target = memoryview(bytearray(size))
+            return target.toreadonly() if self._read(address, known, target) else None
 
         return self._from_any(key, deadline_s, read)
 
     def get_into(self, key: str, view: memoryview, deadline_s: float) -> int:
         """See ``StoreClient.get_into``."""
 
-        def read(address: NodeAddress, located: Located) -> int | None:
-            size = located.size_bytes
+        def read(address: NodeAddress, known: Known) -> int | None:
+            size = known.located.size_bytes
             if size > len(view):
                 raise InvalidInput(f"{key!r} has {size} bytes, the buffer only {len(view)}")
             if address.host_id == self._host_id:
                 with contextlib.suppress(OnDisk):
                     return self._mapping(address).copy_into(key, view[:size])
-            return size if self._read(address, key, view[:size]) else None
+            return size if self._read(address, known, view[:size]) else None
 
         return self._from_any(key, deadline_s, read)
 
     def get_range(self, key: str, first: int, count: int, deadline_s: float) -> memoryview:
         """See ``StoreClient.get_range``."""
 
-        def read(address: NodeAddress, located: Located) -> memoryview | None:
-            if first > located.size_bytes:
-                raise InvalidInput(
-                    f"{key!r} has {located.size_bytes} bytes; there is no byte {first}"
-                )
+        def read(address: NodeAddress, known: Known) -> memoryview | None:
+            size = known.located.size_bytes
+            if first > size:
+                raise InvalidInput(f"{key!r} has {size} bytes; there is no byte {first}")
             if address.host_id == self._host_id:
                 with contextlib.suppress(OnDisk):
                     copied = self._mapping(address).copy(key, first, count)
                     return None if copied is None else memoryview(copied).toreadonly()
-            target = memoryview(bytearray(min(count, located.size_bytes - first)))
-            return target.toreadonly() if self._read(address, key, target, first) else None
+            target = memoryview(bytearray(min(count, size - first)))
+            request = read_request(key, first, len(target))
+            return target.toreadonly() if self._read(address, request, target) else None
 
         return self._from_any(key, deadline_s, read)
 
@@ -127,7 +128,7 @@ class Reading:
 
     def forget(self, key: str) -> None:
         """Ask the master at the next read."""
-        self._located.pop(key, None)
+        self._known.pop(key, None)
 
     def get_early(self, keys: Sequence[str]) -> dict[str, memoryview]:
         """Those of the objects that can be had at the first try, from other hosts many at a time.
@@ -137,12 +138,12 @@ class Reading:
         self._locate_many(keys)
         of_node: dict[NodeAddress, list[tuple[str, int]]] = {}
         for key in keys:
-            located = self._located.get(key)
-            if located is None:
+            known = self._known.get(key)
+            if known is None:
                 continue
-            address = self._address(self._in_order(located.nodes)[0])
+            address = self._address(self._in_order(known.located.nodes)[0])
             if address is not None and address.host_id != self._host_id:
-                of_node.setdefault(address, []).append((key, located.size_bytes))
+                of_node.setdefault(address, []).append((key, known.located.size_bytes))
         found: dict[str, memoryview] = {}
         for address, wanted in of_node.items():
             for batch in _batches(wanted):
@@ -172,7 +173,7 @@ class Reading:
 
     def _locate_many(self, keys: Sequence[str]) -> None:
         """Learn where objects are that are not remembered."""
-        unknown = [key for key in keys if key not in self._located]
+        unknown = [key for key in keys if key not in self._known]
         questions = [
             Lookup(tuple(unknown[start : start + BATCH_LIMIT]))
             for start in range(0, len(unknown), BATCH_LIMIT)
@@ -205,18 +206,18 @@ class Reading:
     def _from_any(self, key: str, deadline_s: float, act: _Act[_T]) -> _T:
         """What ``act`` gives on the first node that holds the object and can be read."""
         failure: Exception | None = None
-        located = self._located.get(key)
+        known = self._known.get(key)
         is_fresh = False
         while True:
-            if located is None:
-                located = self._locate(key)
+            if known is None:
+                known = self._locate(key)
                 is_fresh = True
-            for name in self._in_order(located.nodes):
+            for name in self._in_order(known.located.nodes):
                 address = self._address(name)
                 if address is None:
                     continue
                 try:
-                    result = act(address, located)
+                    result = act(address, known)
                 except (OSError, TransferFailed) as error:
                     failure = error
                     self._note_failure(address)
@@ -224,7 +225,7 @@ class Reading:
                 if result is not None:
                     return result
             self.forget(key)
-            located = None
+            known = None
             if is_fresh:
                 if time.monotonic() >= deadline_s:
                     raise ReplicaUnreachable(
@@ -234,19 +235,19 @@ class Reading:
                     ) from failure
                 time.sleep(RETRY_S)
 
-    def _locate(self, key: str) -> Located:
+    def _locate(self, key: str) -> Known:
         located = self._master.ask(Lookup((key,)), Found).objects[0]
         if located is None:
             raise KeyMissing(missing_message(key))
-        self.remember(key, located)
-        return located
+        return self.remember(key, located)
 
-    def remember(self, key: str, located: Located) -> None:
+    def remember(self, key: str, located: Located) -> Known:
         """Read it there next time."""
-        self._located[key] = located
-        while len(self._located) > REMEMBERED_LIMIT:
+        known = self._known[key] = Known(key, located)
+        while len(self._known) > REMEMBERED_LIMIT:
             with contextlib.suppress(KeyError):
-                self._located.popitem(last=False)
+                self._known.popitem(last=False)
+        return known
 
     def _in_order(self, names: tuple[str, ...]) -> Sequence[str]:
         """Nodes of this host first, those that failed a moment ago last."""
@@ -290,12 +291,15 @@ class Reading:
                 self._mapped[address.session] = mapped
             return mapped
 
-    def _read(self, address: NodeAddress, key: str, target: memoryview, first: int = 0) -> bool:
-        """Fill ``target`` with an object, or a part of it; False if it is not there."""
+    def _read(self, address: NodeAddress, what: Known | bytes, target: memoryview) -> bool:
+        """Fill ``target`` with an object, or what a request asks; False if it is not there."""
         unix = address.host_id == self._host_id
         channel = self._channels.take(address, unix=unix)
         try:
-            _, is_whole = channel.read_ahead(read_request(key, first, len(target)), target)
+            if isinstance(what, Known):
+                is_whole = channel.read_known(what, target)
+            else:
+                _, is_whole = channel.read_ahead(what, target)
         except BaseException:
             channel.close()
             raise

@@ -23,9 +23,10 @@ from snowskin.store.objects.wire import (
     Status,
     pack_reply,
     receive_hashed,
+    send_all,
 )
 from snowskin.store.objects.words import Pin
-from snowskin.transfer.wire import ConnectionEnded, send_buffers
+from snowskin.transfer.wire import ConnectionEnded
 
 LEASE_S = 30.0
 """A lease that its client does not renew ends after so long."""
@@ -143,19 +144,29 @@ class ClientServing:
         if item is None:
             self._read_from_disk(request)
             return
+        count = 0
         try:
-            first, size = request.first, item.size_bytes
+            size, first = item.size_bytes, request.first
             if first > size:
                 self._connection.sendall(pack_reply(Status.RANGE, size))
                 return
             count = min(request.length_bytes, size - first)
-            views = self._store.views(item, first, count)
-            digest = item.digest if count == size else digest_of(*views)
-            head = memoryview(pack_reply(Status.OK, size, count, digest))
-            send_buffers(self._connection, [head, *views])
+            reply = item.reply if count == size else self._part_reply(item, first, count)
+            if reply is None:
+                reply = item.reply = self._whole_reply(item)
+            send_all(self._connection, reply)
         finally:
-            self._store.release(item)
-        self._store.count(read_bytes=count)
+            self._store.release(item, read_bytes=count)
+
+    def _whole_reply(self, item: PoolObject) -> tuple[memoryview, ...]:
+        size = item.size_bytes
+        head = pack_reply(Status.OK, size, size, item.digest)
+        return (memoryview(head), *self._store.views(item))
+
+    def _part_reply(self, item: PoolObject, first: int, count: int) -> tuple[memoryview, ...]:
+        views = self._store.views(item, first, count)
+        head = pack_reply(Status.OK, item.size_bytes, count, digest_of(*views))
+        return (memoryview(head), *views)
 
     def _read_from_disk(self, request: Request) -> None:
         """Send from the SSD tier. What turns out damaged after its head was sent ends in a broken
@@ -182,10 +193,10 @@ class ClientServing:
             views += [more for more, _ in pieces]
         digest = fact.digest if count == size else digest_of(*views)
         head = memoryview(pack_reply(Status.OK, size, count, digest))
-        send_buffers(self._connection, [head, *(view for view in views if view)])
+        send_all(self._connection, [head, *(view for view in views if view)])
         try:
             for more, _ in pieces:
-                send_buffers(self._connection, [more])
+                send_all(self._connection, [more])
         except ShelfMiss as error:
             self._reporter.changed(request.key)
             raise ConnectionError("a part of the object is damaged") from error

@@ -17,6 +17,15 @@ from snowskin.transfer.memory import Segment, SegmentLayout
 GRANULE_BYTES = 1024
 """Objects begin on multiples of it. Each granule has a slot in the segment's table (37 bytes)."""
 
+_COUNTED = (
+    "evicted_total",
+    "demoted_total",
+    "promoted_total",
+    "read_bytes",
+    "written_bytes",
+    "checksum_failures",
+    "refused_writes",
+)
 EVICTION_WAIT_S = 10.0
 """How long a writer waits for an eviction that another thread does."""
 
@@ -102,7 +111,7 @@ class ObjectStore:
         self._lock = threading.Lock()
         self._evicted = threading.Condition(self._lock)
         self._evicting = 0
-        self._counts = NodeUsage()
+        self._counts = dict.fromkeys(_COUNTED, 0)
 
     # Writing.
 
@@ -140,9 +149,7 @@ class ObjectStore:
                 self._retire(item)
                 return False
             self._pool.use(item)
-            self._counts = msgspec.structs.replace(
-                self._counts, written_bytes=self._counts.written_bytes + item.size_bytes
-            )
+            self._counts["written_bytes"] += item.size_bytes
             return True
 
     def abort(self, item: PoolObject) -> None:
@@ -161,10 +168,11 @@ class ObjectStore:
                 self._pool.use(item)
             return item
 
-    def release(self, item: PoolObject) -> None:
-        """Undo one ``acquire``, or the use that ``commit`` began."""
+    def release(self, item: PoolObject, *, read_bytes: int = 0) -> None:
+        """Undo one ``acquire``, or the use that ``commit`` began; so many bytes were read."""
         with self._lock:
             self._pool.unuse(item)
+            self._counts["read_bytes"] += read_bytes
 
     @contextmanager
     def reading(self, key: str) -> Iterator[PoolObject | None]:
@@ -255,8 +263,8 @@ class ObjectStore:
         """A snapshot of what there is and the counts since the start."""
         with self._lock:
             memory = self._pool.allocator_stat()
-            return msgspec.structs.replace(
-                self._counts,
+            return NodeUsage(
+                **self._counts,
                 dram_bytes=memory.capacity_bytes,
                 dram_used_bytes=memory.capacity_bytes - memory.free_bytes,
                 dram_free_bytes=memory.free_bytes,
@@ -266,8 +274,8 @@ class ObjectStore:
             )
 
     def _count(self, **increments: int) -> None:
-        raised = {name: getattr(self._counts, name) + by for name, by in increments.items()}
-        self._counts = msgspec.structs.replace(self._counts, **raised)
+        for name, by in increments.items():
+            self._counts[name] += by
 
     def _slot(self, item: PoolObject) -> int:
         return item.extents[0].offset // GRANULE_BYTES

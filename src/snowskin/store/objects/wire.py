@@ -13,6 +13,7 @@ import enum
 import socket
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -145,12 +146,14 @@ class RequestReader:
         if magic != _MAGIC or key_bytes > KEY_LIMIT_BYTES:
             raise ConnectionError("no request")
         end = REQUEST_BYTES + key_bytes
-        self._want(end)
-        name = bytes(self._view[REQUEST_BYTES:end])
+        if self._have < end:
+            self._want(end)
+        view = self._view
+        name = bytes(view[REQUEST_BYTES:end])
         (crc,) = _CRC.unpack_from(self._buffer, _REQUEST.size)
-        if crc != zlib.crc32(name, zlib.crc32(self._view[: _REQUEST.size])):
+        if crc != zlib.crc32(name, zlib.crc32(view[: _REQUEST.size])):
             raise ConnectionError("a request was damaged on the way")
-        rest = bytes(self._view[end : self._have])
+        rest = bytes(view[end : self._have]) if self._have > end else b""
         self._have = 0
         try:
             key = name.decode()
@@ -160,8 +163,9 @@ class RequestReader:
 
     def put_back(self, rest: bytes) -> None:
         """What was read too much belongs to the next request."""
-        self._view[: len(rest)] = rest
-        self._have = len(rest)
+        if rest:
+            self._view[: len(rest)] = rest
+            self._have = len(rest)
 
     def _want(self, count: int) -> None:
         while self._have < count:
@@ -171,8 +175,23 @@ class RequestReader:
             self._have += received
 
 
+def send_all(connection: socket.socket, buffers: Sequence[memoryview]) -> None:
+    """Send several buffers in order; one system call if the kernel takes all at once.
+
+    Raises:
+        OSError: the connection broke, or takes nothing any more.
+    """
+    sent = connection.sendmsg(buffers)
+    for buffer in buffers:
+        if sent >= len(buffer):
+            sent -= len(buffer)
+        else:
+            connection.sendall(buffer[sent:])
+            sent = 0
+
+
 def receive_hashed(
-    connection: socket.socket, parts: list[memoryview], hasher: xxhash.xxh3_128 | None
+    connection: socket.socket, parts: Sequence[memoryview], hasher: xxhash.xxh3_128 | None
 ) -> None:
     """Fill all parts, hashing what has arrived while more arrives.
 
@@ -180,11 +199,22 @@ def receive_hashed(
         ConnectionEnded, OSError: the connection ended or fell silent.
     """
     for part in parts:
-        rest = part
-        while rest:
-            received = connection.recv_into(rest[:CHUNK_BYTES])
-            if received == 0:
-                raise ConnectionEnded("the connection ended before the object did")
+        for start in range(0, len(part), CHUNK_BYTES):
+            chunk = part[start : start + CHUNK_BYTES]
+            receive(connection, chunk)
             if hasher is not None:
-                hasher.update(rest[:received])
-            rest = rest[received:]
+                hasher.update(chunk)
+
+
+def receive(connection: socket.socket, target: memoryview) -> None:
+    """Fill ``target``.
+
+    Raises:
+        ConnectionEnded, OSError: the connection ended or fell silent.
+    """
+    received = connection.recv_into(target)
+    while received < len(target):
+        more = connection.recv_into(target[received:])
+        if more == 0:
+            raise ConnectionEnded("the connection ended before the object did")
+        received += more
