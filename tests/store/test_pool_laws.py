@@ -20,7 +20,7 @@ class PoolLaws(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.pool = BlockPool(SLOTS, make_policy(self.policy))
+        self.pool = BlockPool(SLOTS, self.policy)
         self.now_s = 0.0
         self.held = {}  # key -> PlacedBlock
         self.known = {}  # the same, as a directory knows it from the events
@@ -28,10 +28,29 @@ class PoolLaws(RuleBasedStateMachine):
         self.pins = []  # PlacedBlocks, once for each pin of a committed block
         self.leases = {}  # owner -> (keys, until_s)
         self.generations = [0] * SLOTS
+        self.order = make_policy(self.policy)  # key by key what the pool does run by run
 
     def protected(self):
         leased = {key for keys, _ in self.leases.values() for key in keys}
         return leased | {block.key for block in self.pins}
+
+    def protect(self, keys):
+        for key in keys:
+            if key not in self.protected():
+                self.order.protect(key)
+
+    def expose(self, keys):
+        for key in keys:
+            if key not in self.protected():
+                self.order.expose(key)
+
+    def next_victims(self, count):
+        victims = set()
+        for _ in range(count):
+            key = self.order.victim()
+            self.order.remove(key)
+            victims.add(key)
+        return victims
 
     @rule(chain=CHAIN, length=LENGTH)
     def reserve(self, chain, length):
@@ -49,7 +68,7 @@ class PoolLaws(RuleBasedStateMachine):
             if block.slot in taken:
                 assert key in evictable
                 del self.held[key]
-        assert len(before) - len(self.held) == max(0, length - free)
+        assert before.keys() - self.held.keys() == self.next_victims(max(0, length - free))
         assert not taken & {block.slot for block in self.reserved}
         for block in result:
             assert block.generation % 2 == 1
@@ -70,7 +89,30 @@ class PoolLaws(RuleBasedStateMachine):
         self.reserved.remove(block)
         named = type(block)(key=key, slot=block.slot, generation=block.generation)
         self.held[key] = named
+        self.order.insert(key, depth=depth)
+        self.order.protect(key)
         self.pins.append(named)
+
+    @rule(chain=CHAIN, length=LENGTH)
+    def hold(self, chain, length):
+        self.reserve(chain, length)
+        blocks = [block for block in self.reserved if block.key in chain[:length]]
+        blocks = list({block.key: block for block in blocks}.values())
+        blocks.sort(key=lambda block: chain.index(block.key))
+        new = [block for block in blocks if block.key not in self.held]
+        start = chain.index(blocks[0].key) if blocks else 0
+        if [block.key for block in blocks] != chain[start : start + len(blocks)]:
+            return
+        committed = self.pool.commit(
+            [block.slot for block in blocks], [block.key for block in blocks], depth=start
+        )
+        assert committed == tuple(block.slot for block in new)
+        for block in reversed(new):
+            self.reserved.remove(block)
+            self.held[block.key] = block
+            self.order.insert(block.key, depth=chain.index(block.key))
+            self.order.protect(block.key)
+            self.pins.append(block)
 
     @precondition(lambda self: self.reserved)
     @rule(data=st.data())
@@ -88,6 +130,9 @@ class PoolLaws(RuleBasedStateMachine):
             expected.append(self.held[key])
         assert self.pool.match(chain[:length]) == len(expected)
         assert self.pool.pin(chain[:length]) == tuple(expected)
+        self.protect([block.key for block in expected])
+        for block in reversed(expected):
+            self.order.touch(block.key)
         self.pins += expected
 
     @precondition(lambda self: self.pins)
@@ -96,26 +141,41 @@ class PoolLaws(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(self.pins))
         assert self.pool.release([block.slot]) == ()
         self.pins.remove(block)
+        self.expose([block.key])
+
+    @rule(chain=CHAIN, length=LENGTH)
+    def release_together(self, chain, length):
+        pinned = [self.held[key] for key in chain[:length] if self.held.get(key) in self.pins]
+        assert self.pool.release([block.slot for block in pinned]) == ()
+        for block in reversed(pinned):
+            self.pins.remove(block)
+            self.expose([block.key])
 
     @rule(owner=st.sampled_from("abc"), chain=CHAIN, wait_s=st.integers(0, 5))
     def grant(self, owner, chain, wait_s):
         keys = [key for key in chain if key in self.held]
         assert self.pool.grant_lease(owner, chain, self.now_s + wait_s) == len(keys)
-        self.leases.pop(owner, None)
+        self.protect(keys)
+        replaced, _ = self.leases.pop(owner, ((), None))
         if keys:
             self.leases[owner] = (keys, self.now_s + wait_s)
+        self.expose(reversed(replaced))
 
     @rule(owner=st.sampled_from("abc"))
     def end_lease(self, owner):
-        assert self.pool.end_lease(owner) == (self.leases.pop(owner, None) is not None)
+        ended, _ = self.leases.pop(owner, ((), None))
+        assert self.pool.end_lease(owner) == bool(ended)
+        self.expose(reversed(ended))
 
     @rule(passed_s=st.integers(0, 3))
     def expire(self, passed_s):
         self.now_s += passed_s
         over = {owner for owner, (_, until_s) in self.leases.items() if until_s <= self.now_s}
-        assert set(self.pool.expire(self.now_s)) == over
-        for owner in over:
-            del self.leases[owner]
+        ended = self.pool.expire(self.now_s)
+        assert set(ended) == over
+        for owner in ended:
+            keys, _ = self.leases.pop(owner)
+            self.expose(reversed(keys))
 
     @rule()
     def drain(self):
@@ -153,7 +213,7 @@ TestLengthAwarePool = machine_for("length-aware")
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_events_that_nobody_drains_stay_bounded_and_exact(policy):
-    pool = BlockPool(3, make_policy(policy))
+    pool = BlockPool(3, policy)
     known = {}
 
     def apply(events):
@@ -181,7 +241,7 @@ def test_events_that_nobody_drains_stay_bounded_and_exact(policy):
 
 
 def test_leases_that_are_replaced_for_ever_leave_no_trail():
-    pool = BlockPool(2, make_policy("lru"))
+    pool = BlockPool(2, "lru")
     key = BlockKey(bytes(16))
     (block,) = pool.reserve([key])
     pool.commit([block.slot], [key])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
-from snowskin.store.eviction import make_policy
 from snowskin.store.pool import BlockPool, Committed, PoolFull
 from snowskin.terms.events import BlocksCommitted, BlocksEvicted
 from snowskin.terms.ids import BlockKey, NodeId, RequestId, SlotIndex, Tier
+
+_KEY = attrgetter("key")
+_SLOT = attrgetter("slot")
 
 Tell = Callable[[BlocksCommitted | BlocksEvicted], None]
 
@@ -33,7 +36,7 @@ class NodeMemory:
     ) -> None:
         self.node = node
         self.block_count = block_count
-        self._pool = BlockPool(block_count, make_policy(eviction))
+        self._pool = BlockPool(block_count, eviction)
         self._tell = tell
         self._on_room = on_room
         self._private = 0
@@ -49,7 +52,7 @@ class NodeMemory:
 
     def pin(self, keys: Sequence[BlockKey]) -> list[SlotIndex]:
         """Pin the longest held prefix; its slots, to be released once each."""
-        return [placed.slot for placed in self._pool.pin(keys)]
+        return list(map(_SLOT, self._pool.pin(keys)))
 
     def reserve(self, keys: Sequence[BlockKey], *, private_count: int) -> list[SlotIndex] | None:
         """Slots to write these blocks into, and some that no key will name; None: no room now."""
@@ -61,7 +64,7 @@ class NodeMemory:
         if isinstance(placed, PoolFull):
             return None
         self._tell_changes()
-        return [block.slot for block in placed]
+        return list(map(_SLOT, placed))
 
     def commit(self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int) -> None:
         """The bytes of these reserved slots are whole."""
@@ -94,9 +97,9 @@ class NodeMemory:
             self._on_room()
 
     def _tell_changes(self) -> None:
-        for kind, blocks in self._pool.drain_runs():
+        for kind, blocks in self._pool.drain_changes():
             if kind is Committed:
                 self._tell(BlocksCommitted(self.node, Tier.DRAM, tuple(blocks)))
             else:
-                keys = tuple([block.key for block in blocks])
+                keys = tuple(map(_KEY, blocks))
                 self._tell(BlocksEvicted(self.node, Tier.DRAM, keys))

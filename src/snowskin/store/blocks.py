@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from snowskin.store.eviction import EvictionPolicy, make_policy
 from snowskin.store.pool import BlockPool, Committed, Evicted, PoolFull, PoolStat
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.events import BlocksCommitted, BlocksEvicted, PlacedBlock
@@ -33,8 +32,7 @@ class BlockStore:
             raise InvalidInput("a BlockStore needs the segment's owner, not a reader's mapping")
         self.segment = segment
         self.node = node
-        policy: EvictionPolicy[BlockKey] = make_policy(eviction)
-        self._pool = BlockPool(segment.layout.slot_count, policy)
+        self._pool = BlockPool(segment.layout.slot_count, eviction)
         self._lock = threading.Lock()
 
     def match(self, keys: Sequence[BlockKey]) -> int:
@@ -129,8 +127,8 @@ class BlockStore:
         ``BlockPool.drain_events``.
         """
         with self._lock:
-            runs = self._pool.drain_runs()
-        return tuple([self._batch(kind, blocks) for kind, blocks in runs])
+            changes = self._pool.drain_changes()
+        return tuple([self._batch(kind, blocks) for kind, blocks in changes])
 
     def held(self) -> BlocksCommitted:
         """Everything that is committed now, for a directory that starts anew."""
@@ -144,7 +142,7 @@ class BlockStore:
             return self._pool.stat()
 
     def _batch(
-        self, kind: type[Committed] | type[Evicted], blocks: list[PlacedBlock]
+        self, kind: type[Committed] | type[Evicted], blocks: Sequence[PlacedBlock]
     ) -> BlocksCommitted | BlocksEvicted:
         if kind is Committed:
             return BlocksCommitted(node=self.node, tier=Tier.DRAM, blocks=tuple(blocks))

@@ -1,16 +1,19 @@
 """Which node holds which block: the directory of all replicas in the cluster. Pure.
 
-Each node has one bit, and each key a mask of the nodes that hold it. A prefix match over all nodes
-is then one lookup and one AND per block, however many nodes there are.
+Each node has one bit. Keys that follow each other in a chain and lie on the same nodes are one
+*span*, with a mask of those nodes. A prefix match over all nodes is then one lookup and one AND per
+span, however many nodes there are; and a node's word of dozens of blocks costs that of a few spans.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from operator import attrgetter
 
 import msgspec
 
+from snowskin.store.runs import shared_count
 from snowskin.terms.commands import Command, EndLease, GrantLease
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.events import (
@@ -28,6 +31,9 @@ DEFAULT_REPLICA_LIMIT = 50_000_000
 
 _READ_ORDER = (Tier.DRAM, Tier.SSD, Tier.HBM)
 """Where a peer reads from first: DRAM is what a Messenger serves."""
+
+
+_KEY = attrgetter("key")
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -55,14 +61,29 @@ class DirectoryStat(msgspec.Struct, frozen=True):
     """Blocks that a node evicted while they were leased."""
 
 
+class _Span:
+    """Keys that follow each other in a chain, and lie on the same nodes and tiers."""
+
+    __slots__ = ("keys", "mask")
+
+    def __init__(self, keys: tuple[BlockKey, ...], mask: int) -> None:
+        self.keys = keys
+        self.mask = mask
+        """The bits of the nodes that hold them, on whatever tier."""
+
+
+_Shelf = dict[_Span, tuple[PlacedBlock, ...]]
+"""What a node holds on one tier: each span's blocks, key by key."""
+
+
 class _Holdings:
     """What one node holds, by tier."""
 
-    __slots__ = ("bit", "leased", "tiers")
+    __slots__ = ("bit", "leased", "shelves")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
-        self.tiers: dict[Tier, dict[BlockKey, PlacedBlock]] = {tier: {} for tier in _READ_ORDER}
+        self.shelves: dict[Tier, _Shelf] = {tier: {} for tier in _READ_ORDER}
         self.leased: dict[BlockKey, int] = {}
 
 
@@ -85,7 +106,7 @@ class Directory:
         self._nodes: dict[NodeId, _Holdings] = {}
         self._node_of_bit: dict[int, NodeId] = {}
         self._free_bits: list[int] = []
-        self._holders: dict[BlockKey, int] = {}
+        self._spans: dict[BlockKey, _Span] = {}
         self._replica_count = 0
         self._leases: dict[tuple[NodeId, RequestId], tuple[float, tuple[BlockKey, ...]]] = {}
         self._lease_ends: list[tuple[float, NodeId, RequestId]] = []
@@ -124,51 +145,62 @@ class Directory:
 
         Nodes stand in the order in which their prefixes end, then in the order of their joining.
         """
+        keys = tuple(keys)
         prefixes: dict[NodeId, int] = {}
-        holders = self._holders
+        get = self._spans.get
         alive = -1
         count = 0
-        for key in keys:
-            still = alive & holders.get(key, 0)
+        while count < len(keys):
+            span = get(keys[count])
+            still = alive & span.mask if span is not None else 0
             if still != alive:
                 if count:
                     self._note(alive & ~still, count, prefixes)
-                if not still:
-                    return prefixes
                 alive = still
-            count += 1
+            if not still or span is None:
+                return prefixes
+            count += shared_count(span.keys, _place(span, keys[count]), keys, count)
         if count:
             self._note(alive, count, prefixes)
         return prefixes
 
     def replicas(self, key: BlockKey) -> tuple[Replica, ...]:
         """Every copy of a block, best tier to read from first within each node."""
+        span = self._spans.get(key)
+        if span is None:
+            return ()
+        place = _place(span, key)
         return tuple(
-            Replica(node, tier, placed.slot, placed.generation)
-            for node in self._nodes_of(self._holders.get(key, 0))
+            Replica(node, tier, blocks[place].slot, blocks[place].generation)
+            for node in self._nodes_of(span.mask)
             for tier in _READ_ORDER
-            if (placed := self._nodes[node].tiers[tier].get(key)) is not None
+            if (blocks := self._nodes[node].shelves[tier].get(span)) is not None
         )
 
     def replica_count(self, key: BlockKey) -> int:
         """On how many nodes a block lies."""
-        return self._holders.get(key, 0).bit_count()
+        span = self._spans.get(key)
+        return span.mask.bit_count() if span is not None else 0
 
     def placed(self, node: NodeId, keys: Sequence[BlockKey]) -> tuple[PlacedBlock, ...]:
         """Where ``keys`` lie on ``node``, up to the first that it does not hold."""
         holdings = self._nodes.get(node)
         if holdings is None:
             return ()
-        dram = holdings.tiers[Tier.DRAM]
-        found: list[PlacedBlock] = []
-        for key in keys:
-            block = dram.get(key)
-            if block is None:
-                block = holdings.tiers[Tier.SSD].get(key) or holdings.tiers[Tier.HBM].get(key)
-                if block is None:
-                    break
-            found.append(block)
-        return tuple(found)
+        keys = tuple(keys)
+        shelves = [holdings.shelves[tier] for tier in _READ_ORDER]
+        found: tuple[PlacedBlock, ...] = ()
+        while len(found) < len(keys):
+            at = len(found)
+            span = self._spans.get(keys[at])
+            if span is None:
+                break
+            held = next((shelf[span] for shelf in shelves if span in shelf), None)
+            if held is None:
+                break
+            start = _place(span, keys[at])
+            found += held[start : start + shared_count(span.keys, start, keys, at)]
+        return found
 
     def is_leased(self, node: NodeId, key: BlockKey) -> bool:
         """Whether a block must stay where it is for now."""
@@ -179,7 +211,7 @@ class Directory:
         """A snapshot of the counters."""
         return DirectoryStat(
             nodes=len(self._nodes),
-            blocks=len(self._holders),
+            blocks=len(self._spans),
             replicas=self._replica_count,
             leases=len(self._leases),
             stale_events=self._stale_events,
@@ -208,15 +240,14 @@ class Directory:
         holdings = self._nodes.pop(node, None)
         if holdings is None:
             return
-        for tier in holdings.tiers.values():
-            self._replica_count -= len(tier)
-            for key in tier:
-                # A key on two tiers comes by twice.
-                left = self._holders.get(key, 0) & ~holdings.bit
-                if left:
-                    self._holders[key] = left
-                else:
-                    self._holders.pop(key, None)
+        for shelf in holdings.shelves.values():
+            for span in shelf:
+                self._replica_count -= len(span.keys)
+                # A span on two tiers comes by twice.
+                span.mask &= ~holdings.bit
+                if not span.mask:
+                    for key in span.keys:
+                        self._spans.pop(key, None)
         del self._node_of_bit[holdings.bit]
         self._free_bits.append(holdings.bit)
         self._free_bits.sort(reverse=True)
@@ -229,45 +260,107 @@ class Directory:
         if holdings is None:
             self._stale_events += 1
             return
-        tier = holdings.tiers[event.tier]
-        holders = self._holders
-        bit = holdings.bit
+        shelf = holdings.shelves[event.tier]
+        blocks = event.blocks
         room = self._replica_limit - self._replica_count
-        before = len(tier)
-        for block in event.blocks:
-            key = block.key
-            if key not in tier:
-                if len(tier) - before >= room:
+        if len(blocks) > room:
+            blocks = self._first_that_fit(shelf, blocks, room)
+        keys = tuple(map(_KEY, blocks))
+        at = 0
+        while at < len(keys):
+            span = self._spans.get(keys[at])
+            span = self._begin_span(keys, at) if span is None else self._part(span, keys, at)
+            size = len(span.keys)
+            if span not in shelf:
+                self._replica_count += size
+                span.mask |= holdings.bit
+            shelf[span] = blocks[at : at + size]
+            at += size
+
+    def _first_that_fit(
+        self, shelf: _Shelf, blocks: tuple[PlacedBlock, ...], room: int
+    ) -> tuple[PlacedBlock, ...]:
+        """Those of a node's blocks that it holds already, and so many new ones as there is room."""
+        fitting: list[PlacedBlock] = []
+        for block in blocks:
+            if self._spans.get(block.key) not in shelf:
+                if not room:
                     self._refused_replicas += 1
                     continue
-                holders[key] = holders.get(key, 0) | bit
-            tier[key] = block
-        self._replica_count += len(tier) - before
+                room -= 1
+            fitting.append(block)
+        return tuple(fitting)
 
     def _evict(self, event: BlocksEvicted) -> None:
         holdings = self._nodes.get(event.node)
         if holdings is None:
             self._stale_events += 1
             return
-        tier = holdings.tiers[event.tier]
-        others = [held for held in holdings.tiers.values() if held and held is not tier]
-        holders, leased, bit = self._holders, holdings.leased, holdings.bit
-        gone = 0
-        for key in event.keys:
-            if tier.pop(key, None) is None:
+        shelf = holdings.shelves[event.tier]
+        others = [held for held in holdings.shelves.values() if held and held is not shelf]
+        # A chain loses its tail first; spans run from the first block to the deepest.
+        keys = event.keys[::-1]
+        at = 0
+        while at < len(keys):
+            span = self._spans.get(keys[at])
+            if span is None:
                 self._stale_events += 1
+                at += 1
                 continue
-            gone += 1
-            if others and any(key in other for other in others):
+            span = self._part(span, keys, at)
+            size = len(span.keys)
+            at += size
+            if shelf.pop(span, None) is None:
+                self._stale_events += size
                 continue
-            left = holders[key] & ~bit
-            if left:
-                holders[key] = left
-            else:
-                del holders[key]
-            if key in leased:
-                self._broken_leases += 1
-        self._replica_count -= gone
+            self._replica_count -= size
+            if not any(span in other for other in others):
+                self._let_go(span, holdings)
+
+    def _let_go(self, span: _Span, holdings: _Holdings) -> None:
+        """A node holds a span no more, on any tier."""
+        leased = holdings.leased
+        if leased:
+            self._broken_leases += sum([key in leased for key in span.keys])
+        span.mask &= ~holdings.bit
+        if not span.mask:
+            for key in span.keys:
+                del self._spans[key]
+
+    def _begin_span(self, keys: tuple[BlockKey, ...], at: int) -> _Span:
+        """A span, on no node yet, of ``keys`` from ``at`` on, up to the next that is known."""
+        unknown = dict.fromkeys(keys[at:])
+        if not self._spans.keys().isdisjoint(unknown) or len(unknown) < len(keys) - at:
+            unknown = {}
+            for key in keys[at:]:
+                if key in self._spans or key in unknown:
+                    break
+                unknown[key] = None
+        span = _Span(tuple(unknown), 0)
+        self._spans.update(dict.fromkeys(unknown, span))
+        return span
+
+    def _part(self, span: _Span, keys: tuple[BlockKey, ...], at: int) -> _Span:
+        """The part of a span that ``keys`` go through from index ``at`` on, split off."""
+        start = _place(span, keys[at])
+        if start:
+            span = self._split(span, start)
+        size = shared_count(span.keys, 0, keys, at)
+        if size < len(span.keys):
+            self._split(span, size)
+        return span
+
+    def _split(self, span: _Span, at: int) -> _Span:
+        """Part a span after ``at`` keys; the later part."""
+        rest = _Span(span.keys[at:], span.mask)
+        span.keys = span.keys[:at]
+        for node in self._nodes_of(span.mask):
+            for shelf in self._nodes[node].shelves.values():
+                blocks = shelf.get(span)
+                if blocks is not None:
+                    shelf[span], shelf[rest] = blocks[:at], blocks[at:]
+        self._spans.update(dict.fromkeys(rest.keys, rest))
+        return rest
 
     def _grant(self, lease: GrantLease, now_s: float) -> None:
         holdings = self._nodes.get(lease.node)
@@ -306,3 +399,8 @@ class Directory:
         if len(ends) > 64 + 2 * len(self._leases):
             self._lease_ends = [(end[0], *lease) for lease, end in self._leases.items()]
             heapq.heapify(self._lease_ends)
+
+
+def _place(span: _Span, key: BlockKey) -> int:
+    """Index of a key in its span; most often it is the first."""
+    return 0 if span.keys[0] == key else span.keys.index(key)

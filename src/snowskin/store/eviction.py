@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
 from snowskin.terms.errors import InvalidInput
@@ -33,26 +33,17 @@ class EvictionPolicy(Protocol[K]):
     def touch(self, key: K) -> None:
         """A held key is used once more."""
 
-    def insert_protected(self, uses: Sequence[tuple[K, int]]) -> None:
-        """New keys with their depths are held, protected, and used once; the deepest first."""
-
     def protect(self, key: K) -> None:
         """An exposed key may not be evicted for now."""
 
     def expose(self, key: K) -> None:
         """A protected key may be evicted again; it counts as just used, but not once more."""
 
-    def expose_all(self, keys: Sequence[K]) -> None:
-        """``expose`` for each, in this order."""
-
     def remove(self, key: K) -> None:
         """The key is held no more; its history is forgotten."""
 
     def victim(self) -> K | None:
         """The exposed key to evict next (it stays held until ``remove``); None if there is none."""
-
-    def evict(self, count: int) -> list[K]:
-        """Remove and name the next ``count`` victims, or as many as there are, in their order."""
 
     def exposed_count(self) -> int:
         """How many keys may be evicted."""
@@ -76,10 +67,6 @@ class LRU(Generic[K]):
         if key not in self._protected:
             self._exposed.move_to_end(key)
 
-    def insert_protected(self, uses: Sequence[tuple[K, int]]) -> None:
-        """Held from now on; their order will be that of their exposure."""
-        self._protected.update([key for key, _ in uses])
-
     def protect(self, key: K) -> None:
         """Take it out of the running."""
         del self._exposed[key]
@@ -89,13 +76,6 @@ class LRU(Generic[K]):
         """Put it back as the most recently used."""
         self._protected.remove(key)
         self._exposed[key] = None
-
-    def expose_all(self, keys: Sequence[K]) -> None:
-        """Put them back as the most recently used, the last of them most of all."""
-        self._protected.difference_update(keys)
-        exposed = self._exposed
-        for key in keys:
-            exposed[key] = None
 
     def remove(self, key: K) -> None:
         """Forget it."""
@@ -107,11 +87,6 @@ class LRU(Generic[K]):
     def victim(self) -> K | None:
         """The least recently used."""
         return next(iter(self._exposed), None)
-
-    def evict(self, count: int) -> list[K]:
-        """Remove the least recently used."""
-        pop = self._exposed.popitem
-        return [pop(last=False)[0] for _ in range(min(count, len(self._exposed)))]
 
     def exposed_count(self) -> int:
         """How many keys may be evicted."""
@@ -162,13 +137,6 @@ class _Ranked(Generic[K]):
         use.count += 1
         self._enter(key, use)
 
-    def insert_protected(self, uses: Sequence[tuple[K, int]]) -> None:
-        """Held from now on, used once, and out of the running."""
-        for key, depth in uses:
-            assert key not in self._uses, f"{key!r} is held already"
-            use = self._uses[key] = _Use(depth)
-            use.protected = True
-
     def protect(self, key: K) -> None:
         """Take it out of the running; uses go on being counted."""
         use = self._uses[key]
@@ -180,11 +148,6 @@ class _Ranked(Generic[K]):
         use = self._uses[key]
         use.protected = False
         self._enter(key, use)
-
-    def expose_all(self, keys: Sequence[K]) -> None:
-        """Put them back, in this order."""
-        for key in keys:
-            self.expose(key)
 
     def remove(self, key: K) -> None:
         """Forget it and the count of its uses."""
@@ -200,14 +163,6 @@ class _Ranked(Generic[K]):
                 return next(iter(bucket))
             self._queued.remove(heapq.heappop(self._ranks))
         return None
-
-    def evict(self, count: int) -> list[K]:
-        """Remove the next victims."""
-        victims: list[K] = []
-        while len(victims) < count and (key := self.victim()) is not None:
-            self.remove(key)
-            victims.append(key)
-        return victims
 
     def exposed_count(self) -> int:
         """How many keys may be evicted."""

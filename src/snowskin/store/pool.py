@@ -11,14 +11,17 @@ change; it is the same number as in the segment's table (see ``transfer.memory``
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 
-from snowskin.store.eviction import EvictionPolicy
+from snowskin.store.runs import EvictionOrder, Run, shared_count
 from snowskin.terms.events import PlacedBlock
 from snowskin.terms.ids import BlockKey, SlotIndex
+
+T = TypeVar("T")
 
 
 class PoolFull(msgspec.Struct, frozen=True):
@@ -42,8 +45,12 @@ class Evicted(msgspec.Struct, frozen=True):
 
 PoolEvent = Committed | Evicted
 
-Run = tuple[type[Committed] | type[Evicted], list[PlacedBlock]]
-"""Events of one kind that followed each other."""
+
+class Change(NamedTuple):
+    """Blocks that were committed, or evicted, one after the other."""
+
+    kind: type[Committed] | type[Evicted]
+    blocks: Sequence[PlacedBlock]
 
 
 class PoolStat(msgspec.Struct, frozen=True):
@@ -64,42 +71,47 @@ class PoolStat(msgspec.Struct, frozen=True):
 
 
 class _Lease:
-    __slots__ = ("slots", "until_s")
+    __slots__ = ("keys", "until_s")
 
-    def __init__(self, slots: tuple[SlotIndex, ...], until_s: float) -> None:
-        self.slots = slots
+    def __init__(self, keys: tuple[BlockKey, ...], until_s: float) -> None:
+        self.keys = keys
         self.until_s = until_s
 
 
-class BlockPool:
-    """Slots, their states and protections; evicts by ``policy`` when room is needed.
+_KEY = attrgetter("key")
 
-    Sequences of keys or slots are in chain order (first block first). Uses are told to the policy
-    from the deepest to the first, see ``store.eviction``.
+_NEVER = PlacedBlock(BlockKey(b""), SlotIndex(0), -1)
+"""What a slot that was never in use remembers: its first use has the generation 1."""
+
+
+class BlockPool:
+    """Slots, their states and protections; evicts by a policy when room is needed.
+
+    Sequences of keys or slots are in chain order (first block first). Blocks are used from the
+    deepest to the first, see ``store.eviction``. What is committed is kept in runs, see
+    ``store.runs``.
+
+    Args:
+        eviction: name of the policy.
     """
 
-    def __init__(self, slot_count: int, policy: EvictionPolicy[BlockKey]) -> None:
-        # One list for each fact about a slot: a pool has thousands of slots, and a simulated
-        # cluster hundreds of pools. A slot that holds its key is committed; one that is in use
-        # without a key is reserved.
+    def __init__(self, slot_count: int, eviction: str = "lru") -> None:
         self._slot_count = slot_count
-        self._keys: list[BlockKey | None] = [None] * slot_count
-        self._blocks: list[PlacedBlock | None] = [None] * slot_count
-        self._generations = [0] * slot_count
-        self._pins = [0] * slot_count
-        self._leased: dict[SlotIndex, int] = {}
+        self._newest = [_NEVER] * slot_count
+        """Each slot's newest use, whether it goes on or is over."""
+        self._reserved: set[SlotIndex] = set()
+        """Each of these is pinned once: nobody but who reserved it knows of it."""
+        self._held: dict[BlockKey, Run] = {}
+        self._order = EvictionOrder(eviction)
         # The lowest free slot first: neighbours are copied in one piece. Slots from
         # ``_untouched`` on were never in use.
         self._free: list[int] = []
         self._untouched = 0
-        self._held: dict[BlockKey, SlotIndex] = {}
-        self._policy = policy
         self._leases: dict[str, _Lease] = {}
         self._deadlines: list[tuple[float, str]] = []
-        self._runs: list[Run] = []
+        self._changes: list[Change] = []
         self._untold_count = 0
         self._untold_limit = 4 * slot_count + 64
-        self._reserved_count = 0
         self._commits = 0
         self._evictions = 0
         self._duplicate_commits = 0
@@ -115,17 +127,18 @@ class BlockPool:
 
     def held(self) -> tuple[PlacedBlock, ...]:
         """Every committed block, in order of commitment."""
-        return tuple(self._block(index) for index in self._held.values())
+        return tuple([self._newest[slot] for slot in self._slots_of(self._held)])
 
     def pin(self, keys: Sequence[BlockKey]) -> tuple[PlacedBlock, ...]:
         """Pin the longest committed prefix of ``keys``, once more each; its blocks."""
-        matched = keys[: self.match(keys)]
-        for key in reversed(matched):
-            index = self._held[key]
-            self._protect(index, key)
-            self._pins[index] += 1
-            self._policy.touch(key)
-        return tuple([self._block(self._held[key]) for key in matched])
+        blocks: tuple[PlacedBlock, ...] = ()
+        for run in self._runs_of(tuple(keys)):
+            if run.entry is not None:
+                self._order.protect(run)
+            run.pins += 1
+            run.uses += 1
+            blocks += run.blocks
+        return blocks
 
     def reserve(self, keys: Sequence[BlockKey]) -> tuple[PlacedBlock, ...] | PoolFull:
         """Take a slot for each key to write into, pinned once, evicting as needed; all or none.
@@ -134,21 +147,18 @@ class BlockPool:
         """
         count = len(keys)
         free_count = self._free_count()
-        obtainable = free_count + self._policy.exposed_count()
+        obtainable = free_count + self._order.block_count
         if count > obtainable:
             self._refusals += 1
             return PoolFull(wanted=count, obtainable=obtainable)
-        generations, pins, blocks = self._generations, self._pins, self._blocks
-        taken: list[PlacedBlock] = []
-        for key, index in zip(keys, self._take(count, free_count), strict=True):
-            generation = generations[index] + 1
-            generations[index] = generation
-            pins[index] = 1
-            block = PlacedBlock(key, index, generation)
-            blocks[index] = block
-            taken.append(block)
-        self._reserved_count += count
-        return tuple(taken)
+        newest = self._newest
+        slots = self._take(count, free_count)
+        generations = [newest[slot].generation + 2 for slot in slots]
+        blocks = tuple(map(PlacedBlock, keys, slots, generations))
+        for slot, block in zip(slots, blocks, strict=True):
+            newest[slot] = block
+        self._reserved.update(slots)
+        return blocks
 
     def commit(
         self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int = 0
@@ -161,49 +171,47 @@ class BlockPool:
         Args:
             depth: index in its chain of the first of these blocks.
         """
-        blocks: list[PlacedBlock] = []
-        uses: list[tuple[BlockKey, int]] = []
-        held, names = self._held, self._keys
-        for index, key in zip(slots, keys, strict=True):
-            block = self._blocks[index]
-            assert block is not None, f"slot {index} is not reserved"
-            assert names[index] is None, f"slot {index} is not reserved"
-            if key in held:
-                self._duplicate_commits += 1
-            else:
-                if block.key != key:
-                    block = self._blocks[index] = PlacedBlock(key, index, block.generation)
-                names[index] = key
-                held[key] = index
-                blocks.append(block)
-                uses.append((key, depth))
-            depth += 1
-        uses.reverse()
-        self._policy.insert_protected(uses)
-        self._reserved_count -= len(blocks)
-        self._commits += len(blocks)
-        self._tell(Committed, blocks)
-        return tuple([block.slot for block in blocks])
+        assert len(slots) == len(keys), f"{len(slots)} slots, but {len(keys)} keys"
+        assert self._reserved.issuperset(slots), f"not all of {slots} are reserved"
+        if self._held.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
+            if keys:
+                self._hold(tuple(keys), tuple(slots), depth)
+            return tuple(slots)
+        if len(keys) == 1:
+            self._duplicate_commits += 1
+            return ()
+        # Halves, until a half is all new or a single duplicate.
+        half = len(keys) // 2
+        return self.commit(slots[:half], keys[:half], depth=depth) + self.commit(
+            slots[half:], keys[half:], depth=depth + half
+        )
 
     def release(self, slots: Sequence[SlotIndex]) -> tuple[SlotIndex, ...]:
         """Undo one pin of each; the reserved slots among them that are free from now on."""
+        slots = tuple(slots)
+        reserved = self._reserved
         freed: list[SlotIndex] = []
-        unused: list[BlockKey] = []
-        for index in reversed(slots):
-            pins = self._pins[index]
-            assert pins > 0, f"slot {index} is not pinned"
-            self._pins[index] = pins - 1
-            if pins > 1:
+        unused: list[Run] = []
+        at = 0
+        while at < len(slots):
+            slot = slots[at]
+            if slot in reserved:
+                freed.append(slot)
+                at += 1
                 continue
-            key = self._keys[index]
-            if key is None:
-                self._make_free(index)
-                freed.append(index)
-            elif index not in self._leased:
-                unused.append(key)
-        self._policy.expose_all(unused)
-        self._reserved_count -= len(freed)
-        freed.reverse()
+            run = self._held.get(self._newest[slot].key)
+            assert run is not None, f"slot {slot} is not pinned"
+            run = self._part(run, run.slots, slots, at)
+            assert run.pins > 0, f"slot {slot} is not pinned"
+            run.pins -= 1
+            if not run.pins and not run.leases:
+                unused.append(run)
+            at += len(run.slots)
+        for run in reversed(unused):
+            self._order.expose(run)
+        reserved.difference_update(freed)
+        for slot in freed:
+            heapq.heappush(self._free, slot)
         return tuple(freed)
 
     def grant_lease(self, owner: str, keys: Sequence[BlockKey], until_s: float) -> int:
@@ -211,33 +219,26 @@ class BlockPool:
 
         A lease that the owner has already is replaced.
         """
-        slots = tuple(self._held[key] for key in keys if key in self._held)
-        for index in reversed(slots):
-            key = self._keys[index]
-            assert key is not None
-            self._protect(index, key)
-            self._leased[index] = self._leased.get(index, 0) + 1
+        leased = tuple([key for key in keys if key in self._held])
+        for run in self._runs_of(leased):
+            if run.entry is not None:
+                self._order.protect(run)
+            run.leases += 1
         self.end_lease(owner)
-        if slots:
-            self._leases[owner] = _Lease(slots, until_s)
+        if leased:
+            self._leases[owner] = _Lease(leased, until_s)
             heapq.heappush(self._deadlines, (until_s, owner))
-        return len(slots)
+        return len(leased)
 
     def end_lease(self, owner: str) -> bool:
         """End an owner's lease early; False if it had none."""
         lease = self._leases.pop(owner, None)
         if lease is None:
             return False
-        unused: list[BlockKey] = []
-        for index in reversed(lease.slots):
-            left = self._leased.pop(index) - 1
-            if left:
-                self._leased[index] = left
-            elif not self._pins[index]:
-                key = self._keys[index]
-                assert key is not None
-                unused.append(key)
-        self._policy.expose_all(unused)
+        for run in reversed(self._runs_of(lease.keys)):
+            run.leases -= 1
+            if not run.pins and not run.leases:
+                self._order.expose(run)
         if len(self._deadlines) > 2 * len(self._leases) + 64:
             self._deadlines = [(held.until_s, name) for name, held in self._leases.items()]
             heapq.heapify(self._deadlines)
@@ -264,22 +265,22 @@ class BlockPool:
         If nobody drains for long, keys that came and went in between are left out; to replay the
         events onto what was known gives exactly what is held all the same.
         """
-        return tuple([kind(block) for kind, blocks in self.drain_runs() for block in blocks])
+        return tuple([kind(block) for kind, blocks in self.drain_changes() for block in blocks])
 
-    def drain_runs(self) -> list[Run]:
-        """The same as ``drain_events``, one entry for each run of events of one kind."""
-        runs, self._runs = self._runs, []
+    def drain_changes(self) -> list[Change]:
+        """The same as ``drain_events``, many blocks at a time."""
+        changes, self._changes = self._changes, []
         self._untold_count = 0
-        return runs
+        return changes
 
     def stat(self) -> PoolStat:
         """Counts, see ``PoolStat``."""
         return PoolStat(
             slot_count=self._slot_count,
             free_slots=self._free_count(),
-            reserved_slots=self._reserved_count,
+            reserved_slots=len(self._reserved),
             committed_slots=len(self._held),
-            evictable_slots=self._policy.exposed_count(),
+            evictable_slots=self._order.block_count,
             lease_count=len(self._leases),
             committed_total=self._commits,
             evicted_total=self._evictions,
@@ -309,48 +310,100 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[SlotIndex]:
         """The slots of the next ``count`` victims, which are nobody's from now on."""
-        victims = self._policy.evict(count)
-        assert len(victims) == count, "the policy counts exposed keys that it does not give"
-        pop = self._held.pop
-        slots = [pop(key) for key in victims]
+        order, held = self._order, self._held
+        slots: list[SlotIndex] = []
         evicted: list[PlacedBlock] = []
-        for index in slots:
-            assert not self._pins[index], f"slot {index} is pinned"
-            assert index not in self._leased, f"slot {index} is leased"
-            evicted.append(self._block(index))
-            self._generations[index] += 1
-            self._keys[index] = None
+        while len(slots) < count:
+            run, last_count = order.next_run()
+            assert not run.pins, f"{run.slots} are pinned"
+            assert not run.leases, f"{run.slots} are leased"
+            order.protect(run)
+            wanted = min(last_count, count - len(slots))
+            if wanted < len(run.keys):
+                # Nobody else knows of the rest: it need not be told where its keys are.
+                kept, run = run, run.cut(len(run.keys) - wanted)
+                order.enter(kept)
+            for key in run.keys:
+                del held[key]
+            slots += run.slots
+            evicted += reversed(run.blocks)
         self._evictions += count
         self._tell(Evicted, evicted)
         return slots
 
-    def _make_free(self, index: SlotIndex) -> None:
-        self._generations[index] += 1
-        self._keys[index] = None
-        self._blocks[index] = None
-        heapq.heappush(self._free, index)
+    def _hold(self, keys: tuple[BlockKey, ...], slots: tuple[SlotIndex, ...], depth: int) -> None:
+        """From now on these reserved slots, pinned once each, hold these new keys."""
+        newest = self._newest
+        blocks = tuple([newest[slot] for slot in slots])
+        if tuple(map(_KEY, blocks)) != keys:
+            generations = [block.generation for block in blocks]
+            blocks = tuple(map(PlacedBlock, keys, slots, generations))
+            for slot, block in zip(slots, blocks, strict=True):
+                newest[slot] = block
+        run = Run(keys, slots, blocks, depth)
+        run.pins = 1
+        self._held.update(dict.fromkeys(keys, run))
+        self._reserved.difference_update(slots)
+        self._commits += len(keys)
+        self._tell(Committed, run.blocks)
 
-    def _block(self, index: SlotIndex) -> PlacedBlock:
-        block = self._blocks[index]
-        assert block is not None, f"slot {index} is free"
-        return block
+    def _slots_of(self, keys: Iterable[BlockKey]) -> list[SlotIndex]:
+        """The slots of held keys."""
+        slots: list[SlotIndex] = []
+        for key in keys:
+            run = self._held[key]
+            slots.append(run.slots[run.keys.index(key)])
+        return slots
 
-    def _protect(self, index: SlotIndex, key: BlockKey) -> None:
-        """Before a pin or lease is added to a committed slot."""
-        if not self._pins[index] and index not in self._leased:
-            self._policy.protect(key)
+    def _runs_of(self, keys: tuple[BlockKey, ...]) -> list[Run]:
+        """The runs that the longest held prefix of ``keys`` consists of, and nothing else."""
+        get = self._held.get
+        runs: list[Run] = []
+        at = 0
+        while at < len(keys):
+            run = get(keys[at])
+            if run is None:
+                break
+            run = self._part(run, run.keys, keys, at)
+            runs.append(run)
+            at += len(run.keys)
+        return runs
 
-    def _tell(self, kind: type[Committed] | type[Evicted], blocks: list[PlacedBlock]) -> None:
-        if not blocks:
-            return
-        self._runs.append((kind, blocks))
+    def _part(self, run: Run, own: tuple[T, ...], wanted: tuple[T, ...], at: int) -> Run:
+        """The part of a run that ``wanted`` goes through from index ``at`` on, split off.
+
+        Args:
+            own: the run's keys if ``wanted`` are keys, its slots if they are slots.
+        """
+        if own[0] != wanted[at]:
+            start = own.index(wanted[at])
+            run, own = self._split(run, start), own[start:]
+        size = shared_count(own, 0, wanted, at)
+        if size < len(own):
+            self._split(run, size)
+        return run
+
+    def _split(self, run: Run, at: int) -> Run:
+        """Part a run after ``at`` blocks; the later part."""
+        is_exposed = run.entry is not None
+        if is_exposed:
+            self._order.protect(run)
+        rest = run.cut(at)
+        self._held.update(dict.fromkeys(rest.keys, rest))
+        if is_exposed:
+            self._order.enter(run)
+            self._order.enter(rest)
+        return rest
+
+    def _tell(self, kind: type[Committed] | type[Evicted], blocks: Sequence[PlacedBlock]) -> None:
+        self._changes.append(Change(kind, blocks))
         self._untold_count += len(blocks)
         if self._untold_count > self._untold_limit:
-            self._runs = _compact(self._runs)
-            self._untold_count = sum(len(run) for _, run in self._runs)
+            self._changes = _compact(self._changes)
+            self._untold_count = sum(len(change.blocks) for change in self._changes)
 
 
-def _compact(runs: list[Run]) -> list[Run]:
+def _compact(changes: list[Change]) -> list[Change]:
     """The same net effect in at most two events per key that was held before or is held after.
 
     The events of one key alternate. Its first is kept if it is an eviction (the key was known),
@@ -358,10 +411,10 @@ def _compact(runs: list[Run]) -> list[Run]:
     """
     first: dict[BlockKey, int] = {}
     last: dict[BlockKey, int] = {}
-    listed = [(kind, block) for kind, blocks in runs for block in blocks]
+    listed = [(kind, block) for kind, blocks in changes for block in blocks]
     for position, (_, block) in enumerate(listed):
         first.setdefault(block.key, position)
         last[block.key] = position
     kept = {at for at in first.values() if listed[at][0] is Evicted}
     kept.update(at for at in last.values() if listed[at][0] is Committed)
-    return [(kind, [block]) for at, (kind, block) in enumerate(listed) if at in kept]
+    return [Change(kind, (block,)) for at, (kind, block) in enumerate(listed) if at in kept]
