@@ -31,7 +31,7 @@ def content(slot, generation, layout):
 class Owner:
     """Starts the program below and talks to it. Everything it started ends with it."""
 
-    def __init__(self, layout, hosts=("127.0.0.1",), within=()):
+    def __init__(self, layout, hosts=("127.0.0.1",), within=(), nixl=False):
         """``hosts`` are what its Messenger listens on; ``within`` a command that runs another."""
         self.layout = layout
         self._process = subprocess.Popen(
@@ -40,7 +40,7 @@ class Owner:
                 sys.executable,
                 __file__,
                 msgspec.json.encode(layout).decode(),
-                json.dumps(hosts),
+                json.dumps([hosts, nixl]),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -83,7 +83,7 @@ class Owner:
 
 
 class _Program:
-    def __init__(self, layout, hosts):
+    def __init__(self, layout, hosts, nixl):
         self.layout = layout
         self.segment = Segment.create(layout)
         self.messenger = MessengerProcess.start(
@@ -92,6 +92,7 @@ class _Program:
             host=hosts[0],
             cluster_key=KEY,
             nics=[LocalNic(host) for host in hosts],
+            nixl=nixl,
         )
 
     def write(self, slot):
@@ -158,7 +159,7 @@ class _Program:
 
 def main():
     layout = msgspec.json.decode(sys.argv[1], type=SegmentLayout)
-    program = _Program(layout, json.loads(sys.argv[2]))
+    program = _Program(layout, *json.loads(sys.argv[2]))
     ready = {
         "peer": msgspec.to_builtins(program.messenger.peer),
         "messenger_pid": program.messenger.pid,

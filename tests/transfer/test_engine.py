@@ -167,7 +167,7 @@ def test_blocks_of_another_shape_are_refused(owner, reader, transport):
 
 def test_an_unknown_transport_is_refused(reader):
     with pytest.raises(
-        InvalidInput, match="no transport 'rdma'; choose from auto, local, shm, tcp"
+        InvalidInput, match="no transport 'rdma'; choose from auto, local, shm, tcp, nixl"
     ):
         reader.engine("rdma")
 

@@ -25,6 +25,7 @@ from snowskin.transfer.progress import BlockPull, PullProgress, PullResult
 from snowskin.transfer.settings import TransferSettings
 from snowskin.transfer.topology import LocalNic
 from snowskin.transfer.transports.local import LocalTransport
+from snowskin.transfer.transports.nixl import NixlTransport
 from snowskin.transfer.transports.shm import ShmTransport
 from snowskin.transfer.transports.tcp import TcpTransport
 from snowskin.transfer.wire import BLOCKS_LIMIT
@@ -39,7 +40,7 @@ __all__ = [
     "TransferStat",
 ]
 
-TRANSPORTS = ("auto", "local", "shm", "tcp")
+TRANSPORTS = ("auto", "local", "shm", "tcp", "nixl")
 SHM_RETRY_S = 30.0
 PEERS_LIMIT = 1024
 
@@ -62,6 +63,7 @@ class TransferStat(msgspec.Struct, frozen=True):
     opened_connections: int = 0
     local_bytes: int = 0
     """From segments of this process."""
+    nixl_bytes: int = 0
     striped_pulls: int = 0
     """Pulls that used more than one connection at once."""
     retried_bytes: int = 0
@@ -83,14 +85,14 @@ class TransferEngine:
 
     Args:
         segment: where pulled blocks go; the caller has reserved the slots.
-        transport: "local" (registered segments of this process), "shm" and "tcp" use only that;
-            "auto" takes the first of them that can be had.
+        transport: "local" (registered segments of this process), "shm", "tcp" and "nixl" use only
+            that; "auto" takes the first of "local", "shm" and "tcp" that can be had.
         cluster_key: what all nodes of the cluster share.
         nics: our own addresses that paths to peers may begin at, see ``Topology.nics``; without
             them the kernel's routes decide.
 
     Raises:
-        InvalidInput: no such transport.
+        InvalidInput: no such transport, or it is not installed.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class TransferEngine:
         self._local = LocalTransport()
         self._shm = ShmTransport(cluster_key)
         self._tcp = TcpTransport(cluster_key, self._links, settings, nics)
+        self._nixl = NixlTransport(segment) if transport == "nixl" else None
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(TransferStat.__struct_fields__, 0)
         self._shm_retry_s: dict[str, float] = {}
@@ -144,8 +147,9 @@ class TransferEngine:
         Args:
             timeout_s: when to stop with what has landed; over TCP an hour at most.
             cancelled: set by any thread to stop within about 20 ms.
-            on_part: called on this thread with the number of leading parts that have landed in
-                every block, whenever it rises.
+            on_part: called with the number of leading parts that have landed in every block,
+                whenever it rises; on this thread or a helper's, one call at a time. It must not
+                block, as the bytes wait for it.
 
         Raises:
             TransferFailed: the peer cannot be reached at all, or failed a moment ago, or its
@@ -195,12 +199,17 @@ class TransferEngine:
         """Let go of connections and mappings. No pull may be running."""
         self._shm.close()
         self._tcp.close()
+        if self._nixl is not None:
+            self._nixl.close()
 
     def _carry(self, peer: Peer, progress: PullProgress) -> str:
         """Run the pull over the right transport; its name."""
         if self._transport == "local" or (self._transport == "auto" and self._local.has(peer)):
             self._over_one_path(peer, progress, "local", self._local)
             return "local"
+        if self._nixl is not None:
+            self._over_one_path(peer, progress, "nixl", self._nixl)
+            return "nixl"
         if self._transport == "shm" or self._may_map(peer):
             try:
                 self._over_one_path(peer, progress, "shm", self._shm)

@@ -96,7 +96,12 @@ class SegmentLayout(msgspec.Struct, frozen=True):
     @property
     def table_bytes(self) -> int:
         """Bytes before the first slot: the slot table, rounded up to whole pages."""
-        return _round_up(_table_offsets(self.slot_count)[-1], _PAGE_BYTES)
+        return _round_up(self.column_offsets[-1], _PAGE_BYTES)
+
+    @property
+    def column_offsets(self) -> tuple[int, ...]:
+        """Where generation, checksum, parts_ready, state and key begin, and where they end."""
+        return tuple(_table_offsets(self.slot_count))
 
     @property
     def total_bytes(self) -> int:

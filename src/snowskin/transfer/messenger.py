@@ -26,9 +26,10 @@ from snowskin.transfer.authentication import (
 )
 from snowskin.transfer.child import Child, Parent
 from snowskin.transfer.memory import Segment, SegmentLayout
-from snowskin.transfer.peer import Peer, local_host_id
+from snowskin.transfer.peer import NixlAddress, Peer, local_host_id
 from snowskin.transfer.serving import BadRequest, MessengerStat, Tally, serve_requests
 from snowskin.transfer.topology import Address, LocalNic
+from snowskin.transfer.transports.nixl import NixlServer, import_nixl
 from snowskin.transfer.wire import tune
 
 __all__ = ["MessengerProcess", "MessengerStat", "Peer"]
@@ -45,6 +46,7 @@ class MessengerConfig(msgspec.Struct, frozen=True):
     Args:
         hosts: addresses to listen on.
         segment_fd: inherited descriptor of the segment.
+        nixl: serve it to NIXL agents too.
         connections_limit: most peers' connections of each kind at once; more are closed at once.
         idle_timeout_s: a connection without a request for so long is closed.
         send_timeout_s: a client that takes no byte for so long is given up.
@@ -54,6 +56,7 @@ class MessengerConfig(msgspec.Struct, frozen=True):
     cluster_key: bytes
     segment_fd: int
     layout: SegmentLayout
+    nixl: bool = False
     connections_limit: int = 256
     idle_timeout_s: float = 600.0
     send_timeout_s: float = 30.0
@@ -62,6 +65,7 @@ class MessengerConfig(msgspec.Struct, frozen=True):
 class _Ready(msgspec.Struct, frozen=True):
     ports: tuple[int, ...]
     shm_address: str
+    nixl: NixlAddress | None
 
 
 class MessengerProcess:
@@ -80,6 +84,7 @@ class MessengerProcess:
         host: str = "127.0.0.1",
         cluster_key: bytes,
         nics: Sequence[LocalNic] = (),
+        nixl: bool = False,
     ) -> MessengerProcess:
         """Start a Messenger for ``segment`` and wait until it listens.
 
@@ -88,10 +93,14 @@ class MessengerProcess:
                 name, which they must be able to resolve, unless ``nics`` are given.
             nics: addresses to listen on besides; peers read over all of them at once. See
                 ``Topology.nics``.
+            nixl: serve NIXL agents too, which authenticates nobody, see ``transports.nixl``.
 
         Raises:
+            InvalidInput: NIXL is wanted and not installed.
             TransferFailed: it did not come up, e.g. ``host`` is no address of this machine.
         """
+        if nixl:
+            import_nixl()
         listens_on_all = host in _ALL_ADDRESSES
         further = [] if listens_on_all else [nic.host for nic in nics if nic.host != host]
         config = MessengerConfig(
@@ -99,6 +108,7 @@ class MessengerProcess:
             cluster_key=cluster_key,
             segment_fd=segment.fd,
             layout=segment.layout,
+            nixl=nixl,
         )
         child = Child(
             "snowskin.transfer.messenger",
@@ -128,6 +138,7 @@ class MessengerProcess:
             host_id=local_host_id(),
             layout=segment.layout,
             addresses=addresses if len(addresses) > 1 or listens_on_all else (),
+            nixl=ready.nixl,
         )
         return cls(child, peer)
 
@@ -263,7 +274,9 @@ def main() -> None:
     mappings = threading.BoundedSemaphore(config.connections_limit)
     _Listener(unix, config, tally, mappings, serve_mappings).start()
     ports = tuple(tcp.getsockname()[1] for tcp in listening)
-    parent.say(_Ready(ports=ports, shm_address=name))
+    nixl = NixlServer(segment) if config.nixl else None
+    address = nixl.address if nixl is not None else None
+    parent.say(_Ready(ports=ports, shm_address=name, nixl=address))
     parent.answer(tally.stat)
     # Threads may be in the middle of a send; there is nothing to be tidied up.
     os._exit(0)

@@ -11,6 +11,18 @@ from snowskin.transfer.memory import SegmentLayout
 from snowskin.transfer.topology import Address
 
 
+class NixlAddress(msgspec.Struct, frozen=True):
+    """What a NIXL agent must know to read a segment.
+
+    Attributes:
+        description: of the agent that serves it, as NIXL packs it.
+        start: address of the mapping there.
+    """
+
+    description: bytes
+    start: int
+
+
 class Peer(msgspec.Struct, frozen=True, cache_hash=True):
     """A node's Messenger: where it listens, and the shape of the segment that it serves."""
 
@@ -24,6 +36,8 @@ class Peer(msgspec.Struct, frozen=True, cache_hash=True):
     layout: SegmentLayout
     addresses: tuple[Address, ...] = ()
     """All addresses where it listens, if they are more than ``host`` and ``port``."""
+    nixl: NixlAddress | None = None
+    """None where it serves no NIXL."""
 
     @property
     def every_address(self) -> tuple[Address, ...]:
