@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -9,11 +10,12 @@ import time
 import pytest
 
 from snowskin.store import StoreError
+from snowskin.store.objects.channels import SILENCE_S
 
 from .restless import value_of
 from .running import ProcessStore, is_running, wait_until
 
-KILLS = int(os.environ.get("SNOWSKIN_TORTURE", "12"))
+KILLS = int(os.environ.get("SNOWSKIN_TORTURE", "8"))
 NODES = ("node-0", "node-1", "node-2")
 
 
@@ -167,5 +169,27 @@ def test_reads_go_on_without_a_master_and_all_is_known_when_it_is_back(tmp_path)
             for key in keys:
                 assert bytes(client.get(key)) == value_of(key)
             assert len(client.info(keys[5]).nodes) == 2
+    finally:
+        store.close()
+
+
+def test_a_node_that_falls_silent_is_passed_over(tmp_path):
+    store = ProcessStore(NODES)
+    try:
+        with store.client(transport="tcp") as client:
+            keys = [f"key-{index}" for index in range(20)]
+            for key in keys:
+                client.put(key, value_of(key), replicas=2)
+            silent = client.info(keys[0]).nodes[0]
+            store.nodes[silent].process.send_signal(signal.SIGSTOP)
+            begin_s = time.monotonic()
+            for key in keys:
+                assert bytes(client.get(key)) == value_of(key)
+            # Waited for once, not for each key.
+            assert time.monotonic() - begin_s < len(keys) * SILENCE_S / 2
+            assert client.put("written-meanwhile", value_of("x"), replicas=3).replicas >= 2
+            store.nodes[silent].process.send_signal(signal.SIGCONT)
+            for key in keys:
+                assert bytes(client.get(key)) == value_of(key)
     finally:
         store.close()

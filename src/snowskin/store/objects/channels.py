@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import xxhash
 
 from snowskin.store.objects.wire import (
+    ANNOUNCED_BYTES,
     CHUNK_BYTES,
     REPLY_BYTES,
     WHOLE,
@@ -28,7 +29,7 @@ from snowskin.store.objects.words import Located, NodeAddress
 from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_client
 from snowskin.transfer.wire import ConnectionEnded, receive_exactly, tune
 
-SILENCE_S = 5.0
+SILENCE_S = 3.0
 """A node that sends and takes nothing for so long is given up."""
 IDLE_LIMIT = 16
 """Idle connections kept to one node."""
@@ -207,8 +208,14 @@ class NodeChannel:
     def write(self, key: str, parts: Sequence[memoryview], digest: bytes) -> Status:
         """Send an object; how the node took it."""
         size = sum(len(part) for part in parts)
-        head = memoryview(pack_request(Operation.WRITE, key, 0, size, digest))
-        send_all(self.connection, [head, *parts])
+        head = pack_request(Operation.WRITE, key, 0, size, digest)
+        if size <= ANNOUNCED_BYTES:
+            send_all(self.connection, [memoryview(head), *parts])
+            return Status(self.reply().status)
+        status = Status(self.ask(head).status)
+        if status != Status.GO:
+            return status
+        send_all(self.connection, parts)
         return Status(self.reply().status)
 
     def close(self) -> None:

@@ -407,6 +407,8 @@ class StoreClient:
             if stored:
                 self._reading.remember(start.key, Located(len(view), start.digest, stored))
                 return PutResult("stored", len(stored), start.replicas)
+            if failure is None:
+                time.sleep(RETRY_S)  # It arrived damaged, or another writes it to the same node.
 
     def _raise_conflict(self, start: PutStart) -> None:
         raise KeyConflict(conflict_message(start.key))

@@ -35,7 +35,8 @@ BATCH_KEYS = 32
 BATCH_BYTES = 64 << 20
 """Objects that are asked for in one go: so few, and about so many bytes."""
 COOLDOWN_S = 1.0
-"""A node that failed is the last to be tried for so long."""
+SILENT_COOLDOWN_S = 15.0
+"""A node that failed, or fell silent, is the last to be tried for so long."""
 
 _T = TypeVar("_T")
 _Act = Callable[[NodeAddress, Known], _T | None]
@@ -56,7 +57,7 @@ class Reading:
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._book: dict[str, NodeAddress] = {}
         self._mapped: dict[str, MappedNode] = {}
-        self._failed_s: dict[str, float] = {}
+        self._shunned_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def get(self, key: str, deadline_s: float) -> memoryview:
@@ -120,8 +121,8 @@ class Reading:
             except BaseException:
                 channel.close()
                 raise
-        except (OSError, TransferFailed):
-            self._note_failure(address)
+        except (OSError, TransferFailed) as error:
+            self._note_failure(address, error)
             raise
         self._channels.give_back(address, channel, unix=unix)
         return status
@@ -149,8 +150,8 @@ class Reading:
             for batch in _batches(wanted):
                 try:
                     found.update(self._read_many(address, batch))
-                except (OSError, TransferFailed):
-                    self._note_failure(address)
+                except (OSError, TransferFailed) as error:
+                    self._note_failure(address, error)
                     break
         return found
 
@@ -220,7 +221,7 @@ class Reading:
                     result = act(address, known)
                 except (OSError, TransferFailed) as error:
                     failure = error
-                    self._note_failure(address)
+                    self._note_failure(address, error)
                     continue
                 if result is not None:
                     return result
@@ -257,8 +258,9 @@ class Reading:
 
         def rank(name: str) -> tuple[bool, bool]:
             address = self._book.get(name)
-            failed = now_s - self._failed_s.get(name, -COOLDOWN_S) < COOLDOWN_S
-            return failed, address is None or address.host_id != self._host_id
+            return now_s < self._shunned_s.get(
+                name, 0.0
+            ), address is None or address.host_id != self._host_id
 
         return sorted(names, key=rank)
 
@@ -270,11 +272,13 @@ class Reading:
             address = self._book.get(name)
         return address
 
-    def _note_failure(self, address: NodeAddress) -> None:
+    def _note_failure(self, address: NodeAddress, error: Exception) -> None:
         """A node failed: forget its connections and where it was."""
-        self._failed_s[address.name] = time.monotonic()
-        if len(self._failed_s) > REMEMBERED_LIMIT:
-            self._failed_s.clear()
+        silent = isinstance(error, BlockingIOError | TimeoutError)
+        cooldown_s = SILENT_COOLDOWN_S if silent else COOLDOWN_S
+        if len(self._shunned_s) > REMEMBERED_LIMIT:
+            self._shunned_s.clear()
+        self._shunned_s[address.name] = time.monotonic() + cooldown_s
         if self._book.get(address.name) == address:
             self._book.pop(address.name, None)
         self._channels.forget(address.session)

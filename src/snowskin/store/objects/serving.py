@@ -17,6 +17,7 @@ from snowskin.store.objects.shelf import ShelfMiss
 from snowskin.store.objects.store import ObjectStore, digest_of
 from snowskin.store.objects.tiers import Tiers
 from snowskin.store.objects.wire import (
+    ANNOUNCED_BYTES,
     Operation,
     Request,
     RequestReader,
@@ -33,8 +34,6 @@ LEASE_S = 30.0
 LEASES_LIMIT = 65_536
 """Most leases of one connection."""
 SEND_TIMEOUT_S = 30.0
-DRAIN_LIMIT_BYTES = 64 << 20
-"""An object that is refused while it comes is read to its end up to this size."""
 
 
 class Reporter(Protocol):
@@ -216,6 +215,8 @@ class ClientServing:
             self._refuse(request, rest, Status.BUSY if busy else Status.FULL)
             return
         try:
+            if request.length_bytes > ANNOUNCED_BYTES:
+                self._connection.sendall(pack_reply(Status.GO))
             hasher = xxhash.xxh3_128()
             self._receive(self._store.views(item), rest, hasher)
         except BaseException:
@@ -245,18 +246,12 @@ class ClientServing:
         self._reader.put_back(rest)
 
     def _refuse(self, request: Request, rest: bytes, status: Status) -> None:
-        """Answer a write that is not taken; its bytes are read and dropped, if they are few."""
-        left = request.length_bytes - len(rest)
-        if left > DRAIN_LIMIT_BYTES:
-            self._connection.sendall(pack_reply(status, request.length_bytes))
-            raise ConnectionError("an object that large is not read to its end for nothing")
-        scrap = memoryview(bytearray(min(max(left, 0), 1 << 20)))
-        self._reader.put_back(rest[request.length_bytes :])
-        while left > 0:
-            received = self._connection.recv_into(scrap[: min(left, len(scrap))])
-            if received == 0:
-                raise ConnectionEnded("the client closed the connection")
-            left -= received
+        """Answer a write that is not taken; of a small object the bytes come all the same."""
+        if request.length_bytes > ANNOUNCED_BYTES:
+            self._reader.put_back(rest)
+        else:
+            scrap = memoryview(bytearray(request.length_bytes))
+            self._receive([scrap], rest, xxhash.xxh3_128())
         self._connection.sendall(pack_reply(status, request.length_bytes))
 
     def _map(self, request: Request, rest: bytes) -> None:

@@ -2,9 +2,12 @@
 
 Client to node: ``REQUEST`` (magic, operation, length of the key, first byte and number of bytes
 wanted or sent, xxh3-128 of the whole object, CRC-32 of all that and of the key), then the key,
-then for WRITE the object. Node to client: ``REPLY`` (magic, status, size of the object, number of
-bytes that follow, xxh3-128 of these, CRC-32), then the bytes. The CRCs are there because a right
-object taken for another is as wrong as a broken one, and TCP's own checksum is weak.
+then for WRITE the object. A large object is announced first: its bytes follow only when the node
+has answered ``GO``, so that none is sent in vain.
+
+Node to client: ``REPLY`` (magic, status, size of the object, number of bytes that follow, xxh3-128
+of these, CRC-32), then the bytes. The CRCs are there because a right object taken for another is
+as wrong as a broken one, and TCP's own checksum is weak.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ _MAGIC = b"SNWQ"
 _REPLY_MAGIC = b"SNWA"
 CHUNK_BYTES = 256 << 10
 """So much is received before it is hashed, while it is still in the processor's cache."""
+ANNOUNCED_BYTES = 256 << 10
+"""Larger objects are announced before they are sent."""
 WHOLE = (1 << 64) - 1
 """As a number of bytes: all."""
 NO_DIGEST = bytes(16)
@@ -73,6 +78,8 @@ class Status(enum.IntEnum):
     """The object ends before ``first``."""
     ON_DISK = 8
     """It is here, but has no place in memory: read it."""
+    GO = 9
+    """Send it."""
 
 
 class Request(NamedTuple):
