@@ -118,7 +118,7 @@ def test_a_partly_evicted_prefix_is_computed_anew_from_where_it_breaks(
     live.ask(prompt, output_tokens=2)
     assert live.held_tokens(prompt) == 288
     for filler in range(80):
-        live.ask([100 + filler, *story[: 47 + filler % 3]], output_tokens=1)
+        live.ask([100 + filler, *story[: 47 + filler % 3]], output_tokens=2)
         if live.held_tokens(prompt) < 288:
             break
     answer = live.ask(prompt, output_tokens=OUTPUT_TOKENS)
