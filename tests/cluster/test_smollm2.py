@@ -114,6 +114,8 @@ def test_seventeen_at_once_on_a_full_pool_share_a_prefix_and_get_the_right_texts
 def test_a_partly_evicted_prefix_is_computed_anew_from_where_it_breaks(
     live: LiveCluster, oracle: Oracle, story: list[int]
 ) -> None:
+    if len(live.call(live.cluster.status).nodes) > 2:
+        pytest.skip("filling four pools would only take longer")
     prompt = (story * 9)[:300]
     live.ask(prompt, output_tokens=2)
     assert live.held_tokens(prompt) == 288
