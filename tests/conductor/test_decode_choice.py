@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from snowskin.conductor.decode_choice import DecodeView, choose_decode
+from snowskin.conductor.decode_choice import DecodePool, choose_decode
 from snowskin.cost.costs import DecodeCost
 from snowskin.terms.commands import DecodeCandidate
 from snowskin.terms.events import DecodeStarted, NodeReported, Outcome, RequestFinished
@@ -13,13 +13,22 @@ from .cluster import D0, D1, P0, P1, Cluster, arrival
 COST = DecodeCost(10e-3, 1e-3, 1e-6)
 
 
-def view(name: str, sequences: int = 0, tokens: int = 0, **limits: float) -> DecodeView:
-    limits = {"sequence_limit": 100, "device_tokens": 100_000, "correction": 1.0, **limits}
-    return DecodeView(NodeId(name), sequences, tokens, **limits)
+def row(
+    name: str,
+    sequences: int = 0,
+    tokens: int = 0,
+    sequence_limit: int = 100,
+    device_tokens: int = 100_000,
+) -> tuple[object, ...]:
+    return (NodeId(name), sequences, tokens, sequence_limit, device_tokens, 1.0)
+
+
+def pool(*rows: tuple[object, ...]) -> DecodePool:
+    return DecodePool(*zip(*rows, strict=True))
 
 
 def test_the_least_tbt_after_joining_is_chosen_with_every_score():
-    choice = choose_decode(1000, [view("a", 1, 8000), view("b", 3, 1000)], COST, random.Random(0))
+    choice = choose_decode(1000, pool(row("a", 1, 8000), row("b", 3, 1000)), COST, random.Random(0))
     assert choice.chosen.node == "b"
     assert choice.candidates == (
         DecodeCandidate(NodeId("a"), 2, 9000, pytest.approx(21e-3)),
@@ -29,15 +38,15 @@ def test_the_least_tbt_after_joining_is_chosen_with_every_score():
 
 
 @pytest.mark.parametrize(
-    "full", [view("a", 5, 0, sequence_limit=5), view("a", 0, 0, device_tokens=1000)]
+    "full", [row("a", 5, 0, sequence_limit=5), row("a", 0, 0, device_tokens=1000)]
 )
-def test_a_node_without_room_is_passed_over(full: DecodeView):
-    choice = choose_decode(1000, [full, view("b", 50, 50_000)], COST, random.Random(0))
+def test_a_node_without_room_is_passed_over(full: tuple[object, ...]):
+    choice = choose_decode(1000, pool(full, row("b", 50, 50_000)), COST, random.Random(0))
     assert choice.chosen.node == "b"
 
 
 def test_if_no_node_has_room_the_least_loaded_takes_the_request_into_its_queue():
-    nodes = [view("a", 9, 0, sequence_limit=9), view("b", 8, 0, sequence_limit=8)]
+    nodes = pool(row("a", 9, 0, sequence_limit=9), row("b", 8, 0, sequence_limit=8))
     choice = choose_decode(1000, nodes, COST, random.Random(0))
     assert choice.chosen.node == "b"
     assert "no decode node has room" in choice.reason

@@ -9,11 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
-from snowskin.conductor.decode_choice import DecodeView
+from snowskin.conductor.decode_choice import DecodePool, DecodeView
 from snowskin.conductor.forecast import Forecast, PoolLoad
 from snowskin.cost.costs import DecodeCost
 from snowskin.terms.commands import RejectCause
@@ -30,7 +30,7 @@ class AdmissionQuestion(msgspec.Struct, frozen=True, gc=False):
     tbt_slo_s: float
     decode_now: DecodeView
     """The chosen decode node, with those requests alone whose KV it has."""
-    pool: Sequence[DecodeView]
+    pool: DecodePool
     """Every decode node that is up, for its limits."""
     cost: DecodeCost
     forecast: Forecast
@@ -125,17 +125,16 @@ ADMISSIONS: dict[str, Admission] = {
 
 
 def _mean_tbt_s(question: AdmissionQuestion, load: PoolLoad) -> float:
-    nodes = len(question.pool)
+    nodes = len(question.pool.nodes)
     step_s = question.cost.step_s(
         (load.sequences + 1) / nodes, (load.context_tokens + question.prompt_tokens) / nodes
     )
-    return step_s * sum([view.correction for view in question.pool]) / nodes
+    return step_s * sum(question.pool.corrections) / nodes
 
 
 def _fits_pool(question: AdmissionQuestion, load: PoolLoad) -> bool:
     return (
         _mean_tbt_s(question, load) <= question.tbt_slo_s
-        and load.sequences < sum([view.sequence_limit for view in question.pool])
-        and load.context_tokens + question.prompt_tokens
-        < sum([view.device_tokens for view in question.pool])
+        and load.sequences < sum(question.pool.sequence_limits)
+        and load.context_tokens + question.prompt_tokens < sum(question.pool.device_tokens)
     )

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 from snowskin.conductor.admission import Refusal
 from snowskin.conductor.config import ConductorConfig
-from snowskin.conductor.decode_choice import DecodeView
+from snowskin.conductor.decode_choice import DecodePool
 from snowskin.conductor.prediction import Correction
 from snowskin.conductor.prefill_choice import FetchSource, PrefillPool
-from snowskin.conductor.state import DecodeNode, Node, PrefillNode
+from snowskin.conductor.state import (
+    DecodeColumns,
+    DecodeNode,
+    Node,
+    PrefillColumns,
+    PrefillNode,
+)
 from snowskin.cost.profile import Profile
 from snowskin.terms.commands import RejectCause
 from snowskin.terms.events import NodeJoined
@@ -34,6 +41,7 @@ class Fleet:
         self.prefill: dict[NodeId, PrefillNode] = {}
         self.decode: dict[NodeId, DecodeNode] = {}
         self._nodes: dict[NodeId, Node] = {}
+        self._line_up()
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self._nodes
@@ -49,12 +57,14 @@ class Fleet:
             compute = self._correction([node.compute for node in self.decode.values()])
             decode = DecodeNode(joined, link=link, compute=compute)
             self.decode[joined.node] = self._nodes[joined.node] = decode
+        self._line_up()
 
     def lose(self, node: NodeId) -> None:
         """A node is gone, with all that was known of it."""
         del self._nodes[node]
         self.prefill.pop(node, None)
         self.decode.pop(node, None)
+        self._line_up()
 
     def node(self, node: NodeId) -> Node | None:
         """A node that is up, whatever its role."""
@@ -62,7 +72,7 @@ class Fleet:
 
     def widest_decode_tokens(self) -> int:
         """The most tokens that any decode node's device memory holds."""
-        return max([node.joined.device_tokens for node in self.decode.values()], default=0)
+        return max(self._decode_columns.device_tokens, default=0)
 
     def obstacle(self, now_s: float) -> Refusal | None:
         """What keeps every request from being placed; None if nothing does."""
@@ -83,17 +93,30 @@ class Fleet:
         self, prefixes: Mapping[NodeId, int], usable_blocks: int, now_s: float
     ) -> PrefillPool:
         """The prefill nodes whose queue is not full, with the prefix that each may reuse."""
-        nodes = [node for node in self.prefill.values() if not node.is_full()]
+        columns = self._prefill_columns
+        held = [prefixes.get(node, 0) for node in columns.nodes]
+        if max(held) > usable_blocks:
+            held = [min(blocks, usable_blocks) for blocks in held]
+        # As ``PrefillNode.queue_s`` has it, without a call for each node.
+        queue_s = [
+            queued_s + left_s if (left_s := running_s - (now_s - since_s)) > 0 else queued_s
+            for queued_s, running_s, since_s in zip(
+                columns.queued_s, columns.running_s, columns.since_s, strict=True
+            )
+        ]
+        if min(columns.free_places) > 0:
+            return PrefillPool(columns.nodes, held, queue_s, columns.corrections)
+        open_rows = [places > 0 for places in columns.free_places]
         return PrefillPool(
-            [node.node for node in nodes],
-            [min(prefixes.get(node.node, 0), usable_blocks) for node in nodes],
-            [node.queue_s(now_s) for node in nodes],
-            [node.compute.ratio for node in nodes],
+            list(compress(columns.nodes, open_rows)),
+            list(compress(held, open_rows)),
+            list(compress(queue_s, open_rows)),
+            list(compress(columns.corrections, open_rows)),
         )
 
-    def view_decode(self) -> list[DecodeView]:
-        """Each decode node with every request that was placed on it."""
-        return [node.view_placed() for node in self.decode.values()]
+    def view_decode(self) -> DecodePool:
+        """Every decode node with every request that was placed on it."""
+        return self._decode_pool
 
     def best_source(
         self, prefixes: Mapping[NodeId, int], usable_blocks: int, rng: random.Random
@@ -124,6 +147,23 @@ class Fleet:
             link.latency_s * ratio,
             source.egress_bytes / link.bytes_per_s * ratio,
             self._block_bytes / link.bytes_per_s * ratio,
+        )
+
+    def _line_up(self) -> None:
+        """Give each node its row in the columns that choices read."""
+        self._prefill_columns = PrefillColumns(len(self.prefill))
+        for row, prefill in enumerate(self.prefill.values()):
+            prefill.show_in(self._prefill_columns, row)
+        columns = self._decode_columns = DecodeColumns(len(self.decode))
+        for row, decode in enumerate(self.decode.values()):
+            decode.show_in(columns, row)
+        self._decode_pool = DecodePool(
+            columns.nodes,
+            columns.sequences,
+            columns.context_tokens,
+            columns.sequence_limits,
+            columns.device_tokens,
+            columns.corrections,
         )
 
     def _correction(self, peers: Sequence[Correction]) -> Correction:

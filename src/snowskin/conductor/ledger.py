@@ -81,8 +81,8 @@ class Ledger:
         """Its first token is out, after so long a prefill."""
         self._leave_prefill(flight, now_s)
         flight.stage = Stage.PREFILLED
-        compute = self.fleet.prefill[flight.prefill].compute
-        compute.observe(real_s=prefill_s, predicted_s=self._raw_prefill_s(flight))
+        node = self.fleet.prefill[flight.prefill]
+        node.observe_prefill(real_s=prefill_s, predicted_s=self._raw_prefill_s(flight))
         self._start_decode_at(flight, now_s)
 
     def land(self, flight: Flight) -> None:

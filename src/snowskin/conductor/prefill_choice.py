@@ -123,12 +123,23 @@ def choose_by_algorithm_1(
     if source is None:
         return choose_least_local_ttft(question, pool, rng)
     ttfts = _local_ttfts(question, pool)
-    fetched_s = question.prefill_s(source.blocks)
-    for index, blocks in enumerate(pool.local_blocks):
-        if question.may_fetch(blocks):
-            prefill_s = fetched_s * pool.corrections[index]
-            ttft_s = source.transfer_s(source.blocks - blocks) + pool.queue_s[index] + prefill_s
-            ttfts[index] = min(ttfts[index], ttft_s)
+    # Most nodes hold the same few prefixes, most often none.
+    transfers = {
+        blocks: source.transfer_s(source.blocks - blocks)
+        for blocks in set(pool.local_blocks)
+        if question.may_fetch(blocks)
+    }
+    if transfers:
+        fetched_s = question.prefill_s(source.blocks)
+        fetching = map(transfers.get, pool.local_blocks)
+        ttfts = [
+            ttft_s
+            if transfer_s is None
+            else min(ttft_s, transfer_s + queue_s + fetched_s * correction)
+            for ttft_s, transfer_s, queue_s, correction in zip(
+                ttfts, fetching, pool.queue_s, pool.corrections, strict=True
+            )
+        ]
     candidates, chosen = _score(question, pool, ttfts, draw_least(ttfts, rng), _better_candidate)
     return PrefillChoice(chosen, candidates, _reason(chosen))
 

@@ -44,6 +44,20 @@ class Node:
         self.egress_bytes -= transfer_bytes
 
 
+class PrefillColumns:
+    """What a choice reads of the prefill nodes, a row for each, in the order of their joining."""
+
+    __slots__ = ("corrections", "free_places", "nodes", "queued_s", "running_s", "since_s")
+
+    def __init__(self, count: int) -> None:
+        self.nodes: list[NodeId] = [NodeId("")] * count
+        self.queued_s = [0.0] * count
+        self.running_s = [0.0] * count
+        self.since_s = [0.0] * count
+        self.corrections = [1.0] * count
+        self.free_places = [0] * count
+
+
 class PrefillNode(Node):
     """A prefill node's queue, in predicted seconds of work.
 
@@ -51,7 +65,16 @@ class PrefillNode(Node):
     nothing: a prefill that takes longer than predicted is expected to end any moment.
     """
 
-    __slots__ = ("_queued_s", "_running_s", "compute", "queued", "running", "since_s")
+    __slots__ = (
+        "_columns",
+        "_row",
+        "compute",
+        "queued",
+        "queued_s",
+        "running",
+        "running_s",
+        "since_s",
+    )
 
     role = Role.PREFILL
 
@@ -60,10 +83,19 @@ class PrefillNode(Node):
         self.compute = compute
         self.queued = 0
         self.running = 0
-        self._queued_s = 0.0
-        self._running_s = 0.0
+        self.queued_s = 0.0
+        self.running_s = 0.0
+        """Nothing if nothing runs."""
         self.since_s = 0.0
         """When the running work was last settled."""
+        self.show_in(PrefillColumns(1), 0)
+
+    def show_in(self, columns: PrefillColumns, row: int) -> None:
+        """From now on this row of these columns follows the node."""
+        self._columns, self._row = columns, row
+        columns.nodes[row] = self.node
+        columns.corrections[row] = self.compute.ratio
+        self._show()
 
     def is_full(self) -> bool:
         """Whether the node has as many requests as it said it would queue."""
@@ -75,45 +107,76 @@ class PrefillNode(Node):
 
     def queue_s(self, now_s: float) -> float:
         """Predicted seconds until a request that came now could start."""
-        if not self.running:
-            return self._queued_s
-        left_s = self._running_s - (now_s - self.since_s)
-        return self._queued_s + left_s if left_s > 0 else self._queued_s
+        left_s = self.running_s - (now_s - self.since_s)
+        return self.queued_s + left_s if left_s > 0 else self.queued_s
 
     def enqueue(self, prefill_s: float) -> None:
         """A request with so much predicted work waits here."""
         self.queued += 1
-        self._queued_s += prefill_s
+        self.queued_s += prefill_s
+        self._show()
 
     def dequeue(self, prefill_s: float) -> None:
         """A request leaves the queue; ``prefill_s`` is what it was enqueued with."""
         self.queued -= 1
         # An empty queue is exactly nothing: sums of floats would otherwise drift.
-        self._queued_s = max(0.0, self._queued_s - prefill_s) if self.queued else 0.0
+        self.queued_s = max(0.0, self.queued_s - prefill_s) if self.queued else 0.0
+        self._show()
 
     def start(self, prefill_s: float, now_s: float) -> None:
         """Work of so many predicted seconds runs from now on."""
         self._settle(now_s)
         self.running += 1
-        self._running_s += prefill_s
+        self.running_s += prefill_s
+        self._show()
 
     def stop(self, prefill_s: float, now_s: float) -> None:
         """Running work ended, or was given up; what it had left is off the queue."""
         self._settle(now_s)
         self.running -= 1
-        self._running_s = max(0.0, self._running_s - prefill_s) if self.running else 0.0
+        self.running_s = max(0.0, self.running_s - prefill_s) if self.running else 0.0
+        self._show()
+
+    def observe_prefill(self, *, real_s: float, predicted_s: float) -> None:
+        """Learn how long a prefill really takes here."""
+        self.compute.observe(real_s=real_s, predicted_s=predicted_s)
+        self._columns.corrections[self._row] = self.compute.ratio
 
     def _settle(self, now_s: float) -> None:
-        self._running_s = max(0.0, self._running_s - (now_s - self.since_s))
+        self.running_s = max(0.0, self.running_s - (now_s - self.since_s))
         self.since_s = now_s
+
+    def _show(self) -> None:
+        columns, row = self._columns, self._row
+        columns.queued_s[row] = self.queued_s
+        columns.running_s[row] = self.running_s
+        columns.since_s[row] = self.since_s
+        columns.free_places[row] = self.joined.sequence_limit - self.queued - self.running
+
+
+class DecodeColumns:
+    """What a choice reads of the decode nodes, a row for each, in the order of their joining."""
+
+    __slots__ = (
+        "context_tokens", "corrections", "device_tokens", "nodes", "sequence_limits", "sequences",
+    )  # fmt: skip
+
+    def __init__(self, count: int) -> None:
+        self.nodes: list[NodeId] = [NodeId("")] * count
+        self.sequences = [0] * count
+        self.context_tokens = [0] * count
+        self.sequence_limits = [0] * count
+        self.device_tokens = [0] * count
+        self.corrections = [1.0] * count
 
 
 class DecodeNode(Node):
     """A decode node's load: what was placed on it, and of that what it has the KV of."""
 
     __slots__ = (
+        "_columns",
         "_grown_tokens",
-        "_view_placed",
+        "_row",
         "compute",
         "placed",
         "placed_tokens",
@@ -131,13 +194,22 @@ class DecodeNode(Node):
         self.present = 0
         self.present_tokens = 0
         self._grown_tokens = 0
-        self._view_placed: DecodeView | None = None
+        self.show_in(DecodeColumns(1), 0)
+
+    def show_in(self, columns: DecodeColumns, row: int) -> None:
+        """From now on this row of these columns follows the node."""
+        self._columns, self._row = columns, row
+        columns.nodes[row] = self.node
+        columns.sequence_limits[row] = self.joined.sequence_limit
+        columns.device_tokens[row] = self.joined.device_tokens
+        columns.corrections[row] = self.compute.ratio
+        self._show()
 
     def place(self, prompt_tokens: int) -> None:
         """A request will decode here."""
-        self._view_placed = None
         self.placed += 1
         self.placed_tokens += prompt_tokens
+        self._show()
 
     def land(self, prompt_tokens: int) -> None:
         """A placed request's KV is here."""
@@ -146,33 +218,30 @@ class DecodeNode(Node):
 
     def leave(self, prompt_tokens: int, *, landed: bool, output_tokens: int = 0) -> None:
         """A placed request is gone, and with it what it had generated."""
-        self._view_placed = None
         self.placed -= 1
         self.placed_tokens -= prompt_tokens
         if landed:
             self.present -= 1
             self.present_tokens -= prompt_tokens
         self._grown_tokens = max(0, self._grown_tokens - output_tokens) if self.present else 0
+        self._show()
 
     def report(self, context_tokens: int) -> None:
         """The node's own count of running tokens; what exceeds the prompts was generated.
 
         A report may be older than the last request's end, so without one it says nothing.
         """
-        self._view_placed = None
         self._grown_tokens = max(0, context_tokens - self.present_tokens) if self.present else 0
+        self._show()
 
     def observe_step(self, *, real_s: float, predicted_s: float) -> None:
         """Learn how long a decode step really takes here."""
-        self._view_placed = None
         self.compute.observe(real_s=real_s, predicted_s=predicted_s)
+        self._columns.corrections[self._row] = self.compute.ratio
 
     def view_placed(self) -> DecodeView:
         """The load with every request that was placed here."""
-        view = self._view_placed
-        if view is None:
-            view = self._view_placed = self._view(self.placed, self.placed_tokens)
-        return view
+        return self._view(self.placed, self.placed_tokens)
 
     def view_present(self) -> DecodeView:
         """The load with those requests alone whose KV is here."""
@@ -187,6 +256,11 @@ class DecodeNode(Node):
             self.joined.device_tokens,
             self.compute.ratio,
         )
+
+    def _show(self) -> None:
+        columns, row = self._columns, self._row
+        columns.sequences[row] = self.placed
+        columns.context_tokens[row] = self.placed_tokens + self._grown_tokens
 
 
 class OpenFetch:

@@ -29,6 +29,9 @@ from snowskin.terms.ids import BlockKey, NodeId, RequestId, SlotIndex, Tier
 DEFAULT_REPLICA_LIMIT = 50_000_000
 """Most replicas that a directory records. Our choice, because one costs about 200 bytes."""
 
+_LISTED_MASKS = 1024
+"""Lists of nodes that are remembered: at most so many times the number of nodes."""
+
 _READ_ORDER = (Tier.DRAM, Tier.SSD, Tier.HBM)
 """Where a peer reads from first: DRAM is what a Messenger serves."""
 
@@ -107,6 +110,7 @@ class Directory:
         self._node_of_bit: dict[int, NodeId] = {}
         self._free_bits: list[int] = []
         self._spans: dict[BlockKey, _Span] = {}
+        self._listed: dict[int, list[NodeId]] = {}
         self._replica_count = 0
         self._leases: dict[tuple[NodeId, RequestId], tuple[float, tuple[BlockKey, ...]]] = {}
         self._lease_ends: list[tuple[float, NodeId, RequestId]] = []
@@ -220,7 +224,14 @@ class Directory:
         )
 
     def _nodes_of(self, mask: int) -> list[NodeId]:
-        nodes: list[NodeId] = []
+        """The nodes of a mask, in the order of their joining. The first block of a hot chain lies
+        on hundreds of nodes, and always on the same: the lists of some masks are remembered."""
+        nodes = self._listed.get(mask)
+        if nodes is not None:
+            return nodes
+        if len(self._listed) >= _LISTED_MASKS:
+            self._listed.clear()
+        self._listed[mask] = nodes = []
         while mask:
             bit = mask & -mask
             nodes.append(self._node_of_bit[bit])
@@ -228,12 +239,12 @@ class Directory:
         return nodes
 
     def _note(self, mask: int, count: int, prefixes: dict[NodeId, int]) -> None:
-        for node in self._nodes_of(mask):
-            prefixes[node] = count
+        prefixes.update(dict.fromkeys(self._nodes_of(mask), count))
 
     def _join(self, node: NodeId) -> None:
         bit = self._free_bits.pop() if self._free_bits else 1 << len(self._node_of_bit)
         self._node_of_bit[bit] = node
+        self._listed.clear()
         self._nodes[node] = _Holdings(bit)
 
     def _lose(self, node: NodeId) -> None:
