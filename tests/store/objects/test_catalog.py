@@ -216,4 +216,7 @@ def test_pins_reach_every_node_that_holds_the_object():
     sends = catalog.set_pin("k", Pin.HARD)
     assert [(send.node, send.message.pin) for send in sends] == [("a", Pin.HARD), ("b", Pin.HARD)]
     assert catalog.locate("k").pin is Pin.HARD
+    catalog.join(address("c"), 1000)
+    _, (repeated,) = catalog.report("c", 1, (ObjectFact("k", 1, b"x" * 16),), ())
+    assert (repeated.node, repeated.message.pin) == ("c", Pin.HARD)
     assert catalog.set_pin("absent", Pin.HARD).error == "KeyMissing"

@@ -77,6 +77,27 @@ def test_what_went_to_disk_reads_in_every_way_and_comes_back_when_it_is_read_oft
         store.close()
 
 
+def test_an_object_on_disk_that_is_pinned_comes_back_and_stays(tmp_path):
+    store = LocalStore()
+    try:
+        node = store.node(**options(tmp_path))
+        client = store.client()
+        client.put("pinned", content(MIB), pin="soft")
+        client.pin("pinned", "none")
+        for key in list(KEYS)[:90]:
+            client.put(key, KEYS[key])
+        assert client.info("pinned").tiers == ("ssd",)
+        client.pin("pinned")
+        wait_until(lambda: node.store.fact("pinned") is not None)
+        for key in list(KEYS)[90:180]:
+            client.put(key, KEYS[key])
+        assert node.store.fact("pinned") is not None
+        wait_until(lambda: client.info("pinned").tiers == ("dram",))
+        assert client.info("pinned").pin == "hard"
+    finally:
+        store.close()
+
+
 def test_a_removed_object_does_not_come_back_after_a_kill(tmp_path):
     ssd = ("--ssd", str(tmp_path / "ssd"), "--ssd-bytes", "160MiB")
     store = ProcessStore(["node"], dram="4MiB", node_options=ssd)

@@ -178,8 +178,16 @@ class Catalog:
                 del node.keys[key]
                 node.used_bytes -= held.size_bytes
                 self._forget_replica(key, name)
-        rejected = tuple(fact.key for fact in committed if not self._learn(node, name, fact))
-        return Accepted(number, rejected), ()
+        rejected: list[str] = []
+        outputs: list[Output] = []
+        for fact in committed:
+            if not self._learn(node, name, fact):
+                rejected.append(fact.key)
+                continue
+            pin = self.readable[fact.key].pin
+            if pin != fact.pin:
+                outputs.append(Send(name, PinHere(self.next_number(), fact.key, pin)))
+        return Accepted(number, tuple(rejected)), tuple(outputs)
 
     # Writing.
 

@@ -17,6 +17,7 @@ from snowskin.store.objects.wire import (
     WHOLE,
     Operation,
     Reply,
+    Request,
     Status,
     pack_reply,
     pack_request,
@@ -205,17 +206,16 @@ class NodeChannel:
             raise ChecksumFailed("the bytes that arrived are not those that were stored")
         return True
 
-    def write(self, key: str, parts: Sequence[memoryview], digest: bytes) -> Status:
+    def write(self, request: Request, value: memoryview) -> Status:
         """Send an object; how the node took it."""
-        size = sum(len(part) for part in parts)
-        head = pack_request(Operation.WRITE, key, 0, size, digest)
-        if size <= ANNOUNCED_BYTES:
-            send_all(self.connection, [memoryview(head), *parts])
+        head = pack_request(request)
+        if len(value) <= ANNOUNCED_BYTES:
+            send_all(self.connection, (memoryview(head), value))
             return Status(self.reply().status)
         status = Status(self.ask(head).status)
         if status != Status.GO:
             return status
-        send_all(self.connection, parts)
+        self.connection.sendall(value)
         return Status(self.reply().status)
 
     def close(self) -> None:
@@ -277,4 +277,4 @@ class ChannelPool:
 
 def read_request(key: str, first: int = 0, count: int = WHOLE) -> bytes:
     """The request for bytes of an object."""
-    return pack_request(Operation.READ, key, first, count)
+    return pack_request(Request(Operation.READ, key, first, count))

@@ -163,8 +163,8 @@ class StoreClient:
         wanted_pin = _pin(pin)
         view = memory_of(value)
         start = PutStart(key, len(view), digest_of(view), replicas, node)
-        result = self._put(start, view)
-        if wanted_pin is not Pin.NONE:
+        result = self._put(start, view, wanted_pin)
+        if wanted_pin is not Pin.NONE and result.status == "exists":
             self._master.ask(SetPin(key, wanted_pin), Done)
         return result
 
@@ -358,7 +358,7 @@ class StoreClient:
             raise KeyMissing(missing_message(key))
         return found
 
-    def _put(self, start: PutStart, view: memoryview) -> PutResult:
+    def _put(self, start: PutStart, view: memoryview, pin: Pin) -> PutResult:
         deadline_s = self._deadline_s()
         avoid: tuple[str, ...] = ()
         failure: Exception | None = None
@@ -390,7 +390,7 @@ class StoreClient:
             try:
                 for name in reply.nodes:
                     try:
-                        status = self._reading.write(name, start, view)
+                        status = self._reading.write(name, start, view, pin)
                     except (OSError, TransferFailed) as error:
                         failure = error
                         avoid += (name,)

@@ -17,7 +17,14 @@ import numpy as np
 
 from snowskin.store.objects.channels import NodeChannel
 from snowskin.store.objects.store import Place, cut
-from snowskin.store.objects.wire import REPLY_BYTES, Operation, Status, pack_request, unpack_reply
+from snowskin.store.objects.wire import (
+    REPLY_BYTES,
+    Operation,
+    Request,
+    Status,
+    pack_request,
+    unpack_reply,
+)
 from snowskin.store.objects.words import NodeAddress
 from snowskin.transfer.memory import Segment, SegmentLayout
 
@@ -65,7 +72,7 @@ class MappedNode:
         channel = NodeChannel.open(address, cluster_key, unix=True)
         try:
             connection = channel.connection
-            connection.sendall(pack_request(Operation.MAP, ""))
+            connection.sendall(pack_request(Request(Operation.MAP, "")))
             packed, fds, _, _ = socket.recv_fds(connection, REPLY_BYTES + 4096, 1)
             if len(fds) != 1:
                 raise ConnectionError(f"{address.name} handed over no memory")
@@ -192,7 +199,7 @@ class MappedNode:
         with self._lock:
             if len(self._ended) >= ENDED_LIMIT:
                 self._renew()
-            reply = self._channel.ask(pack_request(operation, key, number))
+            reply = self._channel.ask(pack_request(Request(operation, key, number)))
             packed = self._channel.body(reply)
         if reply.status == Status.ON_DISK:
             raise OnDisk
@@ -204,6 +211,6 @@ class MappedNode:
         for number in ended:
             self._live.pop(number, None)
         packed = struct.pack(f"<{len(ended)}Q", *ended)
-        request = pack_request(Operation.RENEW, "", 0, len(packed))
+        request = pack_request(Request(Operation.RENEW, "", 0, len(packed)))
         self._channel.ask(request + packed)
         self._renewed_s = time.monotonic()

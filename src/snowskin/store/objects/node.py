@@ -194,7 +194,7 @@ class StoreNode:
             self.tiers.remove(command.key)
             return None
         if isinstance(command, PinHere):
-            self.store.set_pin(command.key, command.pin)
+            self.tiers.set_pin(command.key, command.pin)
             return None
         if self.tiers.fact(command.key) is not None:
             return None

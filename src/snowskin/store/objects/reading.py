@@ -14,7 +14,7 @@ from snowskin.store.objects.catalog import missing_message
 from snowskin.store.objects.channels import ChannelPool, Known, read_request
 from snowskin.store.objects.errors import KeyMissing, ReplicaUnreachable
 from snowskin.store.objects.mapped import MappedNode, OnDisk
-from snowskin.store.objects.wire import Status
+from snowskin.store.objects.wire import Operation, Request, Status
 from snowskin.store.objects.words import (
     BATCH_LIMIT,
     AskNodes,
@@ -23,6 +23,7 @@ from snowskin.store.objects.words import (
     Lookup,
     NodeAddress,
     Nodes,
+    Pin,
     PutStart,
 )
 from snowskin.terms.errors import InvalidInput, TransferFailed
@@ -58,6 +59,7 @@ class Reading:
         self._book: dict[str, NodeAddress] = {}
         self._mapped: dict[str, MappedNode] = {}
         self._shunned_s: dict[str, float] = {}
+        self._unmappable: dict[str, None] = {}
         self._lock = threading.Lock()
 
     def get(self, key: str, deadline_s: float) -> memoryview:
@@ -65,7 +67,7 @@ class Reading:
 
         def read(address: NodeAddress, known: Known) -> memoryview | None:
             size = known.located.size_bytes
-            if address.host_id == self._host_id:
+            if self._is_here(address):
                 with contextlib.suppress(OnDisk):
                     return _from_memory(self._mapping(address), key, size)
             target = memoryview(bytearray(size))
@@ -80,7 +82,7 @@ class Reading:
             size = known.located.size_bytes
             if size > len(view):
                 raise InvalidInput(f"{key!r} has {size} bytes, the buffer only {len(view)}")
-            if address.host_id == self._host_id:
+            if self._is_here(address):
                 with contextlib.suppress(OnDisk):
                     return self._mapping(address).copy_into(key, view[:size])
             return size if self._read(address, known, view[:size]) else None
@@ -94,7 +96,7 @@ class Reading:
             size = known.located.size_bytes
             if first > size:
                 raise InvalidInput(f"{key!r} has {size} bytes; there is no byte {first}")
-            if address.host_id == self._host_id:
+            if self._is_here(address):
                 with contextlib.suppress(OnDisk):
                     copied = self._mapping(address).copy(key, first, count)
                     return None if copied is None else memoryview(copied).toreadonly()
@@ -104,7 +106,7 @@ class Reading:
 
         return self._from_any(key, deadline_s, read)
 
-    def write(self, name: str, start: PutStart, view: memoryview) -> Status:
+    def write(self, name: str, start: PutStart, value: memoryview, pin: Pin) -> Status:
         """Send an object to a node.
 
         Raises:
@@ -113,11 +115,12 @@ class Reading:
         address = self._address(name)
         if address is None:
             raise ConnectionError(f"{name} is not up any more")
-        unix = address.host_id == self._host_id
+        unix = self._is_here(address)
+        request = Request(Operation.WRITE, start.key, 0, len(value), start.digest, pin)
         try:
             channel = self._channels.take(address, unix=unix)
             try:
-                status = channel.write(start.key, (view,), start.digest)
+                status = channel.write(request, value)
             except BaseException:
                 channel.close()
                 raise
@@ -143,7 +146,7 @@ class Reading:
             if known is None:
                 continue
             address = self._address(self._in_order(known.located.nodes)[0])
-            if address is not None and address.host_id != self._host_id:
+            if address is not None and not self._is_here(address):
                 of_node.setdefault(address, []).append((key, known.located.size_bytes))
         found: dict[str, memoryview] = {}
         for address, wanted in of_node.items():
@@ -284,6 +287,10 @@ class Reading:
         self._channels.forget(address.session)
         self._mapped.pop(address.session, None)
 
+    def _is_here(self, address: NodeAddress) -> bool:
+        """Whether a node is on this host, and lets us map its memory."""
+        return address.host_id == self._host_id and address.session not in self._unmappable
+
     def _mapping(self, address: NodeAddress) -> MappedNode:
         mapped = self._mapped.get(address.session)
         if mapped is not None:
@@ -291,13 +298,20 @@ class Reading:
         with self._lock:
             mapped = self._mapped.get(address.session)
             if mapped is None:
-                mapped = MappedNode.open(address, self._cluster_key)
+                try:
+                    mapped = MappedNode.open(address, self._cluster_key)
+                except (MemoryError, OSError, InvalidInput) as error:
+                    if isinstance(error, ConnectionError | TimeoutError):
+                        raise
+                    # Reachable, but its memory does not fit here: take it for a remote one.
+                    self._unmappable[address.session] = None
+                    raise OnDisk from error
                 self._mapped[address.session] = mapped
             return mapped
 
     def _read(self, address: NodeAddress, what: Known | bytes, target: memoryview) -> bool:
         """Fill ``target`` with an object, or what a request asks; False if it is not there."""
-        unix = address.host_id == self._host_id
+        unix = self._is_here(address)
         channel = self._channels.take(address, unix=unix)
         try:
             if isinstance(what, Known):

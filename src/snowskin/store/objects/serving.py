@@ -33,6 +33,7 @@ LEASE_S = 30.0
 """A lease that its client does not renew ends after so long."""
 LEASES_LIMIT = 65_536
 """Most leases of one connection."""
+_PINS = frozenset(map(int, Pin))
 SEND_TIMEOUT_S = 30.0
 
 
@@ -209,7 +210,8 @@ class ClientServing:
             same = held.digest == request.digest
             self._refuse(request, rest, Status.OK if same else Status.CONFLICT)
             return
-        item = self._store.reserve(request.key, request.length_bytes, Pin.NONE)
+        pin = Pin(request.pin) if request.pin in _PINS else Pin.NONE
+        item = self._store.reserve(request.key, request.length_bytes, pin)
         if item is None:
             busy = self._store.is_reserved(request.key)
             self._refuse(request, rest, Status.BUSY if busy else Status.FULL)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from snowskin.store.objects.words import ObjectFact
+from snowskin.store.objects.words import ObjectFact, Pin
 from snowskin.store.ssd import Miss, SsdConfig, SsdStat, SsdTier, WriteOutcome
 
 PART_BYTES = 8 << 20
@@ -31,12 +31,13 @@ _HEAD = struct.Struct("<16sII")
 
 
 class _Shelved:
-    """An object on disk; ``sizes`` of its parts, in order."""
+    """An object on disk; ``sizes`` of its parts, in order. The pin is forgotten by a restart."""
 
-    __slots__ = ("digest", "sizes")
+    __slots__ = ("digest", "pin", "sizes")
 
     def __init__(self, digest: bytes, sizes: tuple[int, ...]) -> None:
         self.digest = digest
+        self.pin = Pin.NONE
         self.sizes = sizes
 
     def part_key(self, name: str, number: int) -> bytes:
@@ -74,6 +75,14 @@ class Shelf:
         with self._lock:
             shelved = self._held.get(name)
         return None if shelved is None else _fact(name, shelved)
+
+    def set_pin(self, name: str, pin: Pin) -> bool:
+        """Remember how firmly an object is to stay when it is back in DRAM; False: not here."""
+        with self._lock:
+            shelved = self._held.get(name)
+            if shelved is not None:
+                shelved.pin = pin
+            return shelved is not None
 
     def put(self, name: str, digest: bytes, views: Sequence[memoryview]) -> bool:
         """Write an object, waiting for the disk if it does not keep up; False if it failed."""
@@ -210,7 +219,7 @@ class Shelf:
 
 
 def _fact(name: str, shelved: _Shelved) -> ObjectFact:
-    return ObjectFact(name, sum(shelved.sizes), shelved.digest, tier="ssd")
+    return ObjectFact(name, sum(shelved.sizes), shelved.digest, shelved.pin, "ssd")
 
 
 def _parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[memoryview]:

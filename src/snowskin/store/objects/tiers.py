@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -20,8 +20,6 @@ from snowskin.transfer.memory import Segment
 REMOVAL_FLUSH_S = 5.0
 PROMOTIONS_LIMIT = 64
 """Most promotions that wait; more are left out until the next read."""
-
-_log = logging.getLogger(__name__)
 
 
 class Tiers:
@@ -71,6 +69,13 @@ class Tiers:
             removed = True
         return removed
 
+    def set_pin(self, key: str, pin: Pin) -> None:
+        """Pin or unpin. What is never to go is kept in DRAM, if there is room."""
+        if self.shelf is not None and self.shelf.set_pin(key, pin) and pin is Pin.HARD:
+            with contextlib.suppress(ShelfMiss):
+                self._promote(key)
+        self.dram.set_pin(key, pin)
+
     def want_promotion(self, key: str) -> None:
         """An object on SSD is worth a place in DRAM: it gets one soon, if there is room."""
         if not self._wanted.full():
@@ -118,7 +123,9 @@ class Tiers:
     def _demote(self, item: PoolObject) -> bool:
         if self.shelf is None:
             return False
-        return self.shelf.put(item.key, item.digest, self.dram.views(item))
+        if not self.shelf.put(item.key, item.digest, self.dram.views(item)):
+            return False
+        return self.shelf.set_pin(item.key, item.pin)
 
     def _evicted(self, item: PoolObject) -> None:
         if self.shelf is not None and item.removed and self.dram.fact(item.key) is None:
@@ -137,7 +144,7 @@ class Tiers:
         fact = self.shelf.fact(key)
         if fact is None or self.dram.fact(key) is not None:
             return
-        item = self.dram.reserve(key, fact.size_bytes, Pin.NONE)
+        item = self.dram.reserve(key, fact.size_bytes, fact.pin)
         if item is None:
             return
         try:

@@ -1,7 +1,7 @@
 """How objects' bytes go between clients and nodes. All integers are little-endian.
 
-Client to node: ``REQUEST`` (magic, operation, length of the key, first byte and number of bytes
-wanted or sent, xxh3-128 of the whole object, CRC-32 of all that and of the key), then the key,
+Client to node: ``REQUEST`` (magic, operation, pin, length of the key, first byte and number of
+bytes wanted or sent, xxh3-128 of the whole object, CRC-32 of all that and of the key), then the key,
 then for WRITE the object. A large object is announced first: its bytes follow only when the node
 has answered ``GO``, so that none is sent in vain.
 
@@ -90,14 +90,22 @@ class Request(NamedTuple):
     first: int = 0
     length_bytes: int = WHOLE
     digest: bytes = NO_DIGEST
+    pin: int = 0
+    """Of WRITE: how firmly the object is to stay."""
 
 
-def pack_request(
-    operation: int, key: str, first: int = 0, count: int = WHOLE, digest: bytes = NO_DIGEST
-) -> bytes:
+def pack_request(request: Request) -> bytes:
     """As it goes over the wire, key included."""
-    name = key.encode()
-    body = _REQUEST.pack(_MAGIC, operation, 0, len(name), first, count, digest)
+    name = request.key.encode()
+    body = _REQUEST.pack(
+        _MAGIC,
+        request.operation,
+        request.pin,
+        len(name),
+        request.first,
+        request.length_bytes,
+        request.digest,
+    )
     return body + _CRC.pack(zlib.crc32(name, zlib.crc32(body))) + name
 
 
@@ -149,7 +157,7 @@ class RequestReader:
         """
         self._want(REQUEST_BYTES)
         fields = _REQUEST.unpack_from(self._buffer)
-        magic, operation, _, key_bytes, first, count, digest = fields
+        magic, operation, pin, key_bytes, first, count, digest = fields
         if magic != _MAGIC or key_bytes > KEY_LIMIT_BYTES:
             raise ConnectionError("no request")
         end = REQUEST_BYTES + key_bytes
@@ -166,7 +174,7 @@ class RequestReader:
             key = name.decode()
         except UnicodeDecodeError as error:
             raise ConnectionError("a key that is no text") from error
-        return Request(operation, key, first, count, digest), rest
+        return Request(operation, key, first, count, digest, pin), rest
 
     def put_back(self, rest: bytes) -> None:
         """What was read too much belongs to the next request."""
