@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import httpx
 import openai
 import pytest
 
@@ -106,3 +107,17 @@ def test_clients_that_leave_at_any_moment_leave_nothing(
         asyncio.run(all_of_them(url))
         until(lambda: not machine.running)
     assert machine.cancelled
+
+
+@pytest.mark.parametrize("body", [{"prompt": "Hi", "n": 12}, {"prompt": ["Hi"] * 12}])
+def test_more_choices_than_the_cluster_has_room_for_take_turns(
+    machine: RuleMachine, tokenizer: TextTokenizer, body: dict[str, object]
+) -> None:
+    machine.capacity, machine.step_s = 3, 0.002
+    with served(machine, tokenizer) as url:
+        answer = httpx.post(f"{url}/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    texts = [choice["text"] for choice in answer.json()["choices"]]
+    assert len(texts) == 12
+    assert set(texts) == {texts[0]}
+    assert not machine.running

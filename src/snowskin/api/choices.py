@@ -7,7 +7,7 @@ import time
 from array import array
 from dataclasses import dataclass
 
-from snowskin.api.backend import Backend
+from snowskin.api.backend import Backend, Generation
 from snowskin.api.choice_text import ChoiceDelta, ChoiceText
 from snowskin.api.metrics import ApiMetrics
 from snowskin.api.plans import Plan, Prompt
@@ -15,6 +15,7 @@ from snowskin.api.tokenizer import TextTokenizer
 from snowskin.measure.latency import tbt_s
 from snowskin.measure.records import Ending, RequestRecord
 from snowskin.terms.errors import Overloaded, RequestFailed
+from snowskin.terms.request import GenerationRequest
 from snowskin.terms.serving import TokensArrived
 
 MERGED_DELTAS = 32
@@ -34,7 +35,8 @@ class ChoiceSet:
     """The choices of one plan, under way.
 
     Of each prompt, choice 0 is submitted first and the others after its first token, so that they
-    find its prefix cached. ``next`` raises the first error of any choice; whoever calls it must
+    find its prefix cached. Where the backend has no room for all at once, the later ones take the
+    places of the earlier. ``next`` raises the first error of any choice; whoever calls it must
     call ``close`` in the end, which cancels all that still runs.
 
     Args:
@@ -56,6 +58,9 @@ class ChoiceSet:
         self._arrived_s = arrived_s
         self._tasks: list[asyncio.Task[None]] = []
         self._queue: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue(MERGED_DELTAS)
+        self._placing = asyncio.Lock()
+        self._under_way = 0
+        self._left = asyncio.Event()
         self._groups = _texts(plan, tokenizer)
         self._unfinished = sum(len(group) for group in self._groups)
 
@@ -111,7 +116,7 @@ class ChoiceSet:
         ending = Ending.CANCELLED
         generation = None
         try:
-            generation = await self._backend.submit(text.request)
+            generation = await self._place(text.request)
             async for arrived in generation:
                 timing.count(arrived)
                 delta = text.take(arrived)
@@ -135,7 +140,30 @@ class ChoiceSet:
         finally:
             if generation is not None:
                 generation.cancel()
+                self._under_way -= 1
+                self._left.set()
             self._metrics.finished(timing.record(text, ending))
+
+    async def _place(self, request: GenerationRequest) -> Generation:
+        """Submit a choice. One that is turned away waits for another of this plan to end.
+
+        It holds back those behind it, so that an end is followed by one more try, not by many.
+
+        Raises:
+            Overloaded: no choice of this plan is under way, so it is not these that fill the place.
+        """
+        async with self._placing:
+            while True:
+                self._left.clear()
+                try:
+                    generation = await self._backend.submit(request)
+                except Overloaded:
+                    if not self._under_way:
+                        raise
+                    await self._left.wait()
+                else:
+                    self._under_way += 1
+                    return generation
 
 
 class _Timing:

@@ -24,6 +24,9 @@ from snowskin.terms.keys import prompt_keys
 from snowskin.terms.request import GenerationRequest
 from snowskin.terms.serving import ServingInfo
 
+LONGEST_TOKEN_ID = 20
+"""Digits of a token id in ``logit_bias``; the greatest of 64 bits has so many."""
+
 
 class Preparer:
     """Makes plans of bodies. Holds no state of its own; its methods may run in any thread."""
@@ -212,7 +215,7 @@ class Preparer:
     def _logit_bias(self, body: GenerationBody) -> dict[int, float]:
         biases = {}
         for name, bias in body.logit_bias.items():
-            if not (name.isascii() and name.isdigit() and int(name[:20]) < self._info.vocab_size):
+            if not (_is_number(name) and int(name) < self._info.vocab_size):
                 raise ApiError(
                     f"Invalid key in 'logit_bias': {shown(name)}. Expected: a token id, "
                     f"0 <= id < {self._info.vocab_size}.",
@@ -250,6 +253,11 @@ def model_not_found(asked: str, served: str) -> ApiError:
         code="model_not_found",
         param="model",
     )
+
+
+def _is_number(name: str) -> bool:
+    """Whether ``name`` is a number that is cheap to read."""
+    return len(name) <= LONGEST_TOKEN_ID and name.isascii() and name.isdigit()
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:

@@ -11,6 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+TOP_K_MAX = 2**31 - 1
+"""More than any vocabulary; integers without bound do not fit the control wire."""
+LEAST_REPETITION_PENALTY = 0.01
+"""Logits divided by much less overflow, and nothing can be drawn from them (our choice)."""
 
 TokenIds = Annotated[list[int], Field(min_length=1)]
 
@@ -55,7 +59,10 @@ class GenerationBody(Body):
     )
     top_p: float = Field(1.0, gt=0, le=1, description="Sample from the likeliest this much.")
     top_k: int | None = Field(
-        None, ge=-1, description="Sample from so many likeliest tokens; 0 or -1: all."
+        None,
+        ge=-1,
+        le=TOP_K_MAX,
+        description="Sample from so many likeliest tokens; 0 or -1: all.",
     )
     min_p: float = Field(0.0, ge=0, le=1, description="Least probability, relative to the top.")
     seed: int | None = Field(
@@ -64,7 +71,10 @@ class GenerationBody(Body):
     presence_penalty: float = Field(0.0, ge=-2, le=2, description="Against tokens seen at all.")
     frequency_penalty: float = Field(0.0, ge=-2, le=2, description="Against tokens seen often.")
     repetition_penalty: float = Field(
-        1.0, gt=0, le=10, description="Divides the logits of tokens of prompt and output."
+        1.0,
+        ge=LEAST_REPETITION_PENALTY,
+        le=10,
+        description="Divides the logits of tokens of prompt and output.",
     )
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(
         default_factory=dict, description="Token id (as string) to an addition to its logit."
