@@ -1,9 +1,9 @@
 """How objects' bytes go between clients and nodes. All integers are little-endian.
 
 Client to node: ``REQUEST`` (magic, operation, pin, length of the key, first byte and number of
-bytes wanted or sent, xxh3-128 of the whole object, CRC-32 of all that and of the key), then the key,
-then for WRITE the object. A large object is announced first: its bytes follow only when the node
-has answered ``GO``, so that none is sent in vain.
+bytes wanted or sent, xxh3-128 of the whole object, CRC-32 of all that and of the key), then the
+key, then for WRITE the object. A large object is announced first: its bytes follow only when the
+node has answered ``GO``, so that none is sent in vain.
 
 Node to client: ``REPLY`` (magic, status, size of the object, number of bytes that follow, xxh3-128
 of these, CRC-32), then the bytes. The CRCs are there because a right object taken for another is
