@@ -19,18 +19,13 @@ MIB = 1 << 20
 
 
 def fail(table, path, now_s, cost_s=0.0):
-    table.begin(path, MIB)
-    table.fail(path, now_s, asked_bytes=MIB, landed_bytes=0, cost_s=cost_s)
+    table.fail(table.begin(path, MIB), now_s, cost_s=cost_s)
 
 
 def carry(table, path, bytes_per_s, length_bytes=MIB):
-    table.begin(path, length_bytes)
-    table.end(
-        path,
-        asked_bytes=length_bytes,
-        landed_bytes=length_bytes,
-        active_s=length_bytes / bytes_per_s,
-    )
+    flight = table.begin(path, length_bytes)
+    flight.landed_bytes = length_bytes
+    table.end(flight, active_s=length_bytes / bytes_per_s)
 
 
 def test_the_secondary_path_is_taken_only_when_no_preferred_one_can_be():
@@ -100,10 +95,21 @@ def test_a_link_is_as_fast_as_its_usable_paths_together_and_as_busy_as_all():
     assert table.link_stat(0.0) == (LinkEstimate("peer", 300, MIB, None, 2, 1),)
 
 
+def test_what_the_source_has_not_written_yet_makes_no_path_busy():
+    table = PathTable()
+    flight = table.begin(PREFERRED[0], 5 * MIB)
+    flight.landed_bytes = MIB
+    assert table.link_stat(0.0)[0].bytes_in_flight == 4 * MIB
+    flight.is_waiting = True
+    assert table.link_stat(0.0)[0].bytes_in_flight == 0
+    assert table.choose(PREFERRED, MIB, 0.0) == PREFERRED[0]
+
+
 def test_what_a_failed_path_did_not_bring_is_counted():
     table = PathTable()
-    table.begin(PREFERRED[0], 10 * MIB)
-    table.fail(PREFERRED[0], 1.0, asked_bytes=10 * MIB, landed_bytes=3 * MIB, cost_s=0.0)
+    flight = table.begin(PREFERRED[0], 10 * MIB)
+    flight.landed_bytes = 3 * MIB
+    table.fail(flight, 1.0, cost_s=0.0)
     stat = table.path_stat(1.0)[0]
     assert (stat.landed_bytes, stat.retried_bytes, stat.bytes_in_flight) == (3 * MIB, 7 * MIB, 0)
     assert (stat.failures, stat.cooldowns) == (1, 1)
@@ -136,28 +142,35 @@ class PathUse(RuleBasedStateMachine):
         assert (path is None) == (self.table.usable_in_s(PATHS, self.now_s) > 0)
         if path is not None:
             assert path in self.table.usable(PATHS, self.now_s)
-            self.table.begin(path, length_bytes)
-            self.asked.append((path, length_bytes))
+            self.asked.append(self.table.begin(path, length_bytes))
 
     @rule(how=st.sampled_from(["end", "fail", "cancel"]), part=st.floats(0, 1))
     def settle(self, how, part):
         if not self.asked:
             return
-        path, asked = self.asked.pop(0)
-        landed = int(part * asked)
+        flight = self.asked.pop(0)
+        flight.landed_bytes = int(part * flight.asked_bytes)
         if how == "end":
-            self.table.end(path, asked_bytes=asked, landed_bytes=landed, active_s=part + 1e-3)
+            self.table.end(flight, active_s=part + 1e-3)
         elif how == "cancel":
-            self.table.cancel(path, asked_bytes=asked, landed_bytes=landed)
+            self.table.cancel(flight)
         else:
-            self.table.fail(
-                path, self.now_s, asked_bytes=asked, landed_bytes=landed, cost_s=10 * part
-            )
+            self.table.fail(flight, self.now_s, cost_s=10 * part)
+
+    @rule(part=st.floats(0, 1), waits=st.booleans())
+    def go_on(self, part, waits):
+        for flight in self.asked[:1]:
+            flight.landed_bytes = int(part * flight.asked_bytes)
+            flight.is_waiting = waits
 
     @invariant()
-    def bytes_in_flight_are_those_asked_for(self):
-        asked = sum(length_bytes for _, length_bytes in self.asked)
-        assert sum(stat.bytes_in_flight for stat in self.table.path_stat(self.now_s)) == asked
+    def bytes_in_flight_are_those_on_their_way(self):
+        busy = sum(
+            flight.asked_bytes - flight.landed_bytes
+            for flight in self.asked
+            if not flight.is_waiting
+        )
+        assert sum(stat.bytes_in_flight for stat in self.table.path_stat(self.now_s)) == busy
 
     @invariant()
     def some_path_may_be_used_before_long(self):

@@ -236,21 +236,20 @@ class TransferEngine:
         """Pull over a transport that has but one path to a peer, and measure it."""
         paths = (Path(peer.node, name, peer.shm_address, 0),)
         asked_bytes = len(progress.blocks) * self._segment.layout.slot_bytes
-        path = self._links.begin(paths, asked_bytes)
-        if path is None:
+        flight = progress.flight = self._links.begin(paths, asked_bytes)
+        if flight is None:
             raise self._links.all_cool_down(paths)
         try:
             transport.pull(peer, progress)
         except TransferFailed:
-            cost_s = time.monotonic() - progress.begin_s
-            self._links.fail(path, asked_bytes=asked_bytes, landed_bytes=0, cost_s=cost_s)
+            self._links.fail(flight, cost_s=time.monotonic() - progress.begin_s)
             raise
-        self._links.end(
-            path,
-            asked_bytes=asked_bytes,
-            landed_bytes=int(progress.parts.sum()) * self._segment.layout.part_bytes,
-            active_s=time.monotonic() - progress.begin_s - progress.waited_s,
-        )
+        except BaseException:
+            self._links.cancel(flight)
+            raise
+        flight.landed_bytes = int(progress.parts.sum()) * self._segment.layout.part_bytes
+        active_s = time.monotonic() - progress.begin_s - progress.waited_s
+        self._links.end(flight, active_s=active_s)
 
     def _check_shape(self, peer: Peer) -> None:
         ours, theirs = self._segment.layout, peer.layout

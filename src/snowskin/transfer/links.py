@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from snowskin.terms.errors import TransferFailed
-from snowskin.transfer.paths import LinkEstimate, Path, PathStat, PathTable
+from snowskin.transfer.paths import Flight, LinkEstimate, Path, PathStat, PathTable
 from snowskin.transfer.wire import SILENCE_LIMIT_S
 
 
@@ -31,51 +31,36 @@ class Links:
         with self._lock:
             return len(self._table.usable(paths, time.monotonic()))
 
-    def begin(self, paths: Sequence[Path], length_bytes: int) -> Path | None:
+    def begin(self, paths: Sequence[Path], length_bytes: int) -> Flight | None:
         """Choose a path and ask for so much over it; None where all of them cool down.
 
         Whoever got one must call ``end``, ``cancel`` or ``fail``.
         """
         with self._lock:
             path = self._table.choose(paths, length_bytes, time.monotonic())
-            if path is not None:
-                self._table.begin(path, length_bytes)
-            return path
+            return self._table.begin(path, length_bytes) if path is not None else None
 
     def end(
-        self,
-        path: Path,
-        *,
-        asked_bytes: int,
-        landed_bytes: int,
-        active_s: float | None,
-        latency_s: float | None = None,
+        self, flight: Flight, *, active_s: float | None, latency_s: float | None = None
     ) -> None:
         """It went well, see ``PathTable.end``."""
         with self._lock:
-            self._table.end(
-                path,
-                asked_bytes=asked_bytes,
-                landed_bytes=landed_bytes,
-                active_s=active_s,
-                latency_s=latency_s,
-            )
+            self._table.end(flight, active_s=active_s, latency_s=latency_s)
 
-    def cancel(self, path: Path, *, asked_bytes: int, landed_bytes: int) -> None:
+    def cancel(self, flight: Flight) -> None:
         """It was given up, and the path is not to blame."""
         with self._lock:
-            self._table.cancel(path, asked_bytes=asked_bytes, landed_bytes=landed_bytes)
+            self._table.cancel(flight)
 
-    def fail(self, path: Path, *, asked_bytes: int, landed_bytes: int, cost_s: float) -> None:
+    def fail(self, flight: Flight, *, cost_s: float) -> None:
         """The path failed, see ``PathTable.fail``."""
         with self._lock:
-            self._table.fail(
-                path,
-                time.monotonic(),
-                asked_bytes=asked_bytes,
-                landed_bytes=landed_bytes,
-                cost_s=cost_s,
-            )
+            self._table.fail(flight, time.monotonic(), cost_s=cost_s)
+
+    def blame(self, path: Path) -> None:
+        """A path did what it should not, as turned out after it had done it."""
+        with self._lock:
+            self._table.fail(self._table.begin(path, 0), time.monotonic(), cost_s=0.0)
 
     def has_other(self, path: Path, paths: Sequence[Path]) -> bool:
         """Whether another one than this may be used now."""

@@ -42,12 +42,34 @@ class Path(msgspec.Struct, frozen=True, cache_hash=True):
         return f"{self.transport} {origin}{self.host}:{self.port}"
 
 
+class Flight:
+    """Bytes asked for over a path by one request. Its holder keeps it up to date, and nobody else.
+
+    Attributes:
+        landed_bytes: that have arrived.
+        is_waiting: the source has nothing ready, so the path is free for others.
+    """
+
+    __slots__ = ("asked_bytes", "is_waiting", "landed_bytes", "path")
+
+    def __init__(self, path: Path, asked_bytes: int) -> None:
+        self.path = path
+        self.asked_bytes = asked_bytes
+        self.landed_bytes = 0
+        self.is_waiting = False
+
+    @property
+    def busy_bytes(self) -> int:
+        """How much is on its way now."""
+        return 0 if self.is_waiting else max(0, self.asked_bytes - self.landed_bytes)
+
+
 class PathStat(msgspec.Struct, frozen=True):
     """What we know of a path.
 
     Attributes:
         landed_bytes: bytes that arrived over it.
-        bytes_in_flight: asked for and not yet there.
+        bytes_in_flight: asked for and not yet there, unless the source has yet to write them.
         bytes_per_s, latency_s: moving averages; None before the first sample. Latency is from the
             request to the first byte of the answer, of blocks that were ready.
         retried_bytes: asked for over it, and then asked for over another.
@@ -75,7 +97,8 @@ class LinkEstimate(msgspec.Struct, frozen=True):
 
     Attributes:
         node: the peer.
-        bytes_in_flight: asked for over all its paths and not yet there.
+        bytes_in_flight: asked for over all its paths and not yet there, unless it has yet to write
+            them.
         bytes_per_s: sum of its usable paths' rates; None before the first sample.
         latency_s: least of its usable paths'; None before the first sample.
         paths, usable_paths: that are known; that do not cool down.
@@ -91,19 +114,19 @@ class LinkEstimate(msgspec.Struct, frozen=True):
 
 class _PathState:
     __slots__ = (
-        "bytes_in_flight",
         "bytes_per_s",
         "cooldown_s",
         "cooldowns",
         "failed_s",
         "failures",
+        "flights",
         "landed_bytes",
         "latency_s",
         "retried_bytes",
     )
 
     def __init__(self) -> None:
-        self.bytes_in_flight = 0
+        self.flights: set[Flight] = set()
         self.bytes_per_s: float | None = None
         self.latency_s: float | None = None
         self.landed_bytes = 0
@@ -113,6 +136,10 @@ class _PathState:
         self.failed_s = 0.0
         self.cooldown_s = 0.0
         """0 where the last use succeeded."""
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return sum(flight.busy_bytes for flight in self.flights)
 
     def cooling_s(self, now_s: float, most_s: float = COOLDOWN_MOST_S) -> float:
         if not self.cooldown_s:
@@ -177,18 +204,14 @@ class PathTable:
         costs_s = [expected_s(state) for state in states]
         return usable[costs_s.index(min(costs_s))]
 
-    def begin(self, path: Path, length_bytes: int) -> None:
-        """So many bytes have been asked for."""
-        self._state(path).bytes_in_flight += length_bytes
+    def begin(self, path: Path, length_bytes: int) -> Flight:
+        """So many bytes are asked for; ``end``, ``cancel`` or ``fail`` must follow."""
+        flight = Flight(path, length_bytes)
+        self._state(path).flights.add(flight)
+        return flight
 
     def end(
-        self,
-        path: Path,
-        *,
-        asked_bytes: int,
-        landed_bytes: int,
-        active_s: float | None = None,
-        latency_s: float | None = None,
+        self, flight: Flight, *, active_s: float | None = None, latency_s: float | None = None
     ) -> None:
         """A request is over, and the path did what it should.
 
@@ -196,27 +219,25 @@ class PathTable:
             active_s: how long bytes flowed, without waiting for the source; None: not known.
             latency_s: until the first byte came, of what was ready; None: not known.
         """
-        state = self._settle(path, asked_bytes, landed_bytes)
+        state = self._settle(flight)
         state.cooldown_s = 0.0
-        if active_s and landed_bytes >= RATE_SAMPLE_LEAST_BYTES:
-            state.bytes_per_s = _blend(state.bytes_per_s, landed_bytes / active_s)
+        if active_s and flight.landed_bytes >= RATE_SAMPLE_LEAST_BYTES:
+            state.bytes_per_s = _blend(state.bytes_per_s, flight.landed_bytes / active_s)
         if latency_s is not None:
             state.latency_s = _blend(state.latency_s, latency_s)
 
-    def cancel(self, path: Path, *, asked_bytes: int, landed_bytes: int) -> None:
+    def cancel(self, flight: Flight) -> None:
         """A request was given up for reasons that are not the path's."""
-        self._settle(path, asked_bytes, landed_bytes)
+        self._settle(flight)
 
-    def fail(
-        self, path: Path, now_s: float, *, asked_bytes: int, landed_bytes: int, cost_s: float
-    ) -> None:
+    def fail(self, flight: Flight, now_s: float, *, cost_s: float) -> None:
         """The path was cut, stalled or could not be had: leave it alone for a while.
 
         Args:
             cost_s: the time that it took to find out.
         """
-        state = self._settle(path, asked_bytes, landed_bytes)
-        state.retried_bytes += asked_bytes - landed_bytes
+        state = self._settle(flight)
+        state.retried_bytes += flight.asked_bytes - flight.landed_bytes
         state.failures += 1
         state.cooldowns += 1
         wanted_s = max(COOLDOWN_LEAST_S, 2 * state.cooldown_s, COOLDOWN_COSTS * cost_s)
@@ -251,10 +272,10 @@ class PathTable:
         state = self._states.get(path)
         return state.cooling_s(now_s, most_s) if state is not None else 0.0
 
-    def _settle(self, path: Path, asked_bytes: int, landed_bytes: int) -> _PathState:
-        state = self._state(path)
-        state.bytes_in_flight = max(0, state.bytes_in_flight - asked_bytes)
-        state.landed_bytes += landed_bytes
+    def _settle(self, flight: Flight) -> _PathState:
+        state = self._state(flight.path)
+        state.flights.discard(flight)
+        state.landed_bytes += flight.landed_bytes
         return state
 
     def _state(self, path: Path) -> _PathState:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from snowskin.transfer.memory import Segment
+from snowskin.transfer.paths import Flight
 from snowskin.transfer.slicing import Coverage
 
 
@@ -72,6 +74,8 @@ class PullProgress:
         self.checksum_failures = 0
         self.waited_s = 0.0
         self.lock = threading.Lock()
+        self.flight: Flight | None = None
+        """Where all of the pull goes one way: its load on that."""
         self._cancelled = cancelled
         self._on_part = on_part
         self._parts_told = 0
@@ -130,6 +134,19 @@ class PullProgress:
         parts = coverage.add(start, stop) // layout.part_bytes
         if parts > before:
             self.land(index, parts)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this lasts, the source has nothing ready."""
+        begin_s = time.monotonic()
+        if self.flight is not None:
+            self.flight.is_waiting = True
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - begin_s
+            if self.flight is not None:
+                self.flight.is_waiting = False
 
     def miss(self, index: int) -> None:
         """This block cannot be had."""

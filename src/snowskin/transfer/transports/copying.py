@@ -86,10 +86,9 @@ class Copying:
         slots = progress.remote_slots[indices]
         generations = progress.generations[indices].tobytes()
         parts = progress.parts[indices].astype(np.uint32).tobytes()
-        begin_s = time.monotonic()
         pause_s = POLL_LEAST_S
         looks = 0
-        try:
+        with progress.waiting():
             while not progress.must_stop():
                 if looks % LOOKS_PER_LIFE_SIGN == 0 and not self._is_alive():
                     return False
@@ -101,9 +100,7 @@ class Copying:
                     or table.generation[slots].tobytes() != generations
                 ):
                     return True
-            return True
-        finally:
-            progress.waited_s += time.monotonic() - begin_s
+        return True
 
     def _copy_ready(self, indices: npt.NDArray[np.intp]) -> bool:
         """One look at the peer's table and one round of copies; whether anything moved."""

@@ -90,8 +90,8 @@ class Reading:
             else:
                 begin += len(window)
                 if begin >= len(indices):
-                    time.sleep(pause_s)
-                    progress.waited_s += pause_s
+                    with progress.waiting():
+                        time.sleep(pause_s)
                     pause_s = min(2 * pause_s, PAUSE_MOST_S)
 
     def _round(self, indices: npt.NDArray[np.intp]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import xxhash
 
-from snowskin.transfer.paths import Path
+from snowskin.transfer.paths import Flight, Path
 from snowskin.transfer.progress import PullProgress
 from snowskin.transfer.slicing import ATTEMPTS_LIMIT, Batch, Range, SliceBoard
 from snowskin.transfer.wire import (
@@ -62,7 +62,6 @@ class Receiving:
         patience: how long the peer may be silent, asked anew at each silence.
 
     Attributes:
-        landed_bytes: that arrived and are right.
         waited_s: how long nothing came.
         latency_s: until the first frame of what was ready; None where there was none.
         heard: whether anything came at all.
@@ -71,13 +70,13 @@ class Receiving:
     def __init__(
         self,
         connection: socket.socket,
-        path: Path,
+        flight: Flight,
         state: PullState,
         batch: Batch,
         patience: Callable[[], float],
     ) -> None:
         self._connection = connection
-        self._path = path
+        self._flight = flight
         self._state = state
         self._progress = state.progress
         self._batch = batch
@@ -88,7 +87,6 @@ class Receiving:
         self._damaged: set[int] = set()
         self._frame = bytearray(FRAME_BYTES)
         self._frame_view = memoryview(self._frame)
-        self.landed_bytes = 0
         self.waited_s = 0.0
         self.latency_s: float | None = None
         self.heard = False
@@ -111,7 +109,9 @@ class Receiving:
                 if frame.kind in {FrameKind.SLICE, FrameKind.WHOLE}:
                     self.latency_s = time.monotonic() - begin_s
             if frame.kind == FrameKind.IDLE:
+                self._flight.is_waiting = True
                 continue
+            self._flight.is_waiting = False
             if frame.range >= len(self._open) or not self._open[frame.range]:
                 raise ConnectionError(f"a frame names range {frame.range}")
             if frame.kind == FrameKind.WHOLE:
@@ -180,7 +180,7 @@ class Receiving:
         self._open[index] = False
         with self._progress.lock:
             if received != frame.checksum:
-                self._state.suspects[one.block] = self._path
+                self._state.suspects[one.block] = self._flight.path
                 self._again(index)
                 return
             self._at[index] = one.stop
@@ -196,7 +196,7 @@ class Receiving:
                 board.drop(self._rest(index))
             elif index in self._damaged:
                 # Freshly computed, and the slot was still the same afterwards: it was the wire.
-                self._state.guilty.add(self._path)
+                self._state.guilty.add(self._flight.path)
                 self._again(index)
             elif status == EndStatus.LATER:
                 board.defer([self._rest(index)])
@@ -219,7 +219,7 @@ class Receiving:
         self._state.board.drop(rest)
 
     def _land(self, block: int, start: int, stop: int) -> None:
-        self.landed_bytes += stop - start
+        self._flight.landed_bytes += stop - start
         self._progress.land_bytes(block, start, stop)
         self._state.board.land(block, stop - start)
 
@@ -287,6 +287,7 @@ class Receiving:
             received = self._connection.recv_into(buffer, 0, socket.MSG_WAITALL)
         except BlockingIOError:
             self.waited_s += time.monotonic() - begin_s
+            self._flight.is_waiting = True
             return 0
         if received == 0:
             raise ConnectionEnded("the peer closed the connection")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from snowskin.terms.errors import TransferFailed
 from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S
-from snowskin.transfer.paths import Path
+from snowskin.transfer.paths import Flight, Path
 from snowskin.transfer.peer import Peer
 from snowskin.transfer.progress import PullProgress
 from snowskin.transfer.slicing import Batch, Range, SliceBoard, worker_count
@@ -78,14 +78,15 @@ class StripedPull:
         waited_s: float | None = None
         try:
             while (batch := self._next()) is not None:
-                path = self._links.begin(self._paths, batch.size_bytes)
-                if path is None:
+                flight = self._links.begin(self._paths, batch.size_bytes)
+                if flight is None:
                     self._error = self._error or self._links.all_cool_down(self._paths)
                     self._give_back(batch.ranges)
                     return
-                waited_s = (waited_s or 0.0) + self._carry(path, batch)
-                with self._changed:
-                    self._followers -= batch.follow
+                waited_s = (waited_s or 0.0) + self._carry(flight, batch)
+                if batch.follow:
+                    with self._changed:
+                        self._followers -= 1
         finally:
             with self._changed:
                 self._workers -= 1
@@ -107,9 +108,9 @@ class StripedPull:
                 self._changed.wait(TICK_S)
         return None
 
-    def _carry(self, path: Path, batch: Batch) -> float:
+    def _carry(self, flight: Flight, batch: Batch) -> float:
         """Fetch a batch over a path, as far as it goes; how long nothing came."""
-        transport, asked_bytes = self._transport, batch.size_bytes
+        transport, path = self._transport, flight.path
         begin_s = time.monotonic()
         connection = transport.take(path)
         is_reused = connection is not None
@@ -118,30 +119,38 @@ class StripedPull:
         except TransferFailed as error:
             self._error = error
             self._give_back(batch.ranges)
-            self._fail(path, asked_bytes, 0, time.monotonic() - begin_s)
+            self._fail(flight, time.monotonic() - begin_s)
             return 0.0
         receiving = Receiving(
-            connection, path, self._state, batch, lambda: self._links.patience_s(path, self._paths)
+            connection,
+            flight,
+            self._state,
+            batch,
+            lambda: self._links.patience_s(path, self._paths),
         )
         try:
             receiving.run()
         except (Stopped, OSError) as error:
             connection.close()  # Landed blocks stay; the server sees the end and stops sending.
-            landed_bytes = receiving.landed_bytes
             if isinstance(error, Stopped) or (is_reused and not receiving.heard):
                 # Stopped by us; or closed (or forgotten on the way) while it lay idle.
-                self._links.cancel(path, asked_bytes=asked_bytes, landed_bytes=landed_bytes)
+                self._links.cancel(flight)
                 if is_reused:
                     transport.forget(path)
             else:
                 self._reached = True
-                self._fail(path, asked_bytes, landed_bytes, receiving.waited_s)
+                self._fail(flight, receiving.waited_s)
         except BaseException:
             connection.close()
+            self._links.cancel(flight)
             raise
         else:
             self._reached = True
-            self._end(path, connection, receiving, asked_bytes, begin_s)
+            transport.give(path, connection)
+            active_s = time.monotonic() - begin_s - receiving.waited_s
+            self._links.end(flight, active_s=active_s, latency_s=receiving.latency_s)
+            if self._state.guilty:
+                self._blame()
         self._give_back(receiving.unfinished())
         return receiving.waited_s
 
@@ -149,33 +158,21 @@ class StripedPull:
         patience_s = self._links.patience_s(path, self._paths)
         return self._transport.open(path, min(HANDSHAKE_TIMEOUT_S, patience_s))
 
-    def _end(
-        self,
-        path: Path,
-        connection: socket.socket,
-        receiving: Receiving,
-        asked_bytes: int,
-        begin_s: float,
-    ) -> None:
-        """Every range has ended, if not all of them well."""
-        self._transport.give(path, connection)
-        self._links.end(
-            path,
-            asked_bytes=asked_bytes,
-            landed_bytes=receiving.landed_bytes,
-            active_s=time.monotonic() - begin_s - receiving.waited_s,
-            latency_s=receiving.latency_s,
-        )
+    def _fail(self, flight: Flight, cost_s: float) -> None:
+        self._links.fail(flight, cost_s=cost_s)
+        self._transport.forget(flight.path)
+        retried_bytes = flight.asked_bytes - flight.landed_bytes
+        self._transport.count(retried_bytes=retried_bytes, failed_paths=1)
+
+    def _blame(self) -> None:
+        """Leave alone the paths that damaged bytes, if there are others."""
         with self._progress.lock:
             guilty, self._state.guilty = self._state.guilty, set()
-        for one in guilty:
-            if self._links.has_other(one, self._paths):
-                self._fail(one, 0, 0, 0.0)
-
-    def _fail(self, path: Path, asked_bytes: int, landed_bytes: int, cost_s: float) -> None:
-        self._links.fail(path, asked_bytes=asked_bytes, landed_bytes=landed_bytes, cost_s=cost_s)
-        self._transport.forget(path)
-        self._transport.count(retried_bytes=asked_bytes - landed_bytes, failed_paths=1)
+        for path in guilty:
+            if self._links.has_other(path, self._paths):
+                self._links.blame(path)
+                self._transport.forget(path)
+                self._transport.count(failed_paths=1)
 
     def _take_error(self) -> TransferFailed:
         """Forgotten here, since it leads back to this object, which would keep our segment."""
