@@ -24,11 +24,11 @@ def test_mean_ttft_falls_from_random_to_kvcache_centric_at_the_busy_load() -> No
     assert len(set(ttfts)) == len(ttfts)
 
 
-def test_the_gain_in_capacity_falls_as_the_tbt_bound_is_loosened() -> None:
+def test_the_gain_in_capacity_is_greatest_under_the_tightest_tbt_bound() -> None:
     values = ours(gains.of_workload("fast-fig1", "conversation")(Scale(300)))
     found = [values[f"gain over the best rival, TBT {bound} ms"] for bound in (100, 200, 300)]
-    assert found == sorted(found, reverse=True)
-    assert found[-1] > 0
+    assert found[0] > 1
+    assert found[0] > 2 * max(found[1:])
 
 
 def test_every_rival_spends_more_prefill_time_than_mooncake() -> None:

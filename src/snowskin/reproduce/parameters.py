@@ -1,8 +1,9 @@
 """The one set of parameters of every reproduced table and figure, each with its ground.
 
-No item has values of its own beyond those that its paper states for it, and none was chosen by
-looking at a result. What is not here is the default of ``WorldConfig``, ``ConductorConfig`` or
-``CoupledConfig``, which state their own grounds.
+No item has values of its own beyond those that its paper states for it, and none was fitted to a
+result of the simulator (``docs/reproduction.md`` tells what was changed after a first run). What is
+not here is the default of ``WorldConfig``, ``ConductorConfig`` or ``CoupledConfig``, which state
+their own grounds.
 """
 
 from __future__ import annotations
