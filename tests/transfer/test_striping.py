@@ -318,3 +318,18 @@ def test_paths_that_fail_at_random_never_cost_a_byte_while_one_lives(owner, read
 def test_settings_out_of_range_are_refused(wrong, complaint):
     with pytest.raises(InvalidInput, match=complaint):
         TransferSettings(**wrong)
+
+
+def test_a_connection_that_was_closed_while_it_lay_idle_is_replaced_without_blame(
+    owner, reader, paths
+):
+    generations = owner.tell("fill", 16)
+    (relay,), peer = paths(owner, None)
+    engine = reader.engine("tcp")
+    assert all(engine.pull(peer, reader.blocks(generations), timeout_s=60).landed)
+    relay.harm_now("cut")
+    relay.heal()
+    result = engine.pull(peer, reader.blocks(generations), timeout_s=60)
+    assert all(result.landed)
+    assert engine.stat().opened_connections == 2
+    assert engine.stat().failed_paths == 0

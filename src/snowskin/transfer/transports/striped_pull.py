@@ -118,8 +118,8 @@ class StripedPull:
             connection = connection or self._open(path)
         except TransferFailed as error:
             self._error = error
-            self._give_back(batch.ranges)
             self._fail(flight, time.monotonic() - begin_s)
+            self._give_back(batch.ranges)
             return 0.0
         receiving = Receiving(
             connection,
@@ -132,11 +132,11 @@ class StripedPull:
             receiving.run()
         except (Stopped, OSError) as error:
             connection.close()  # Landed blocks stay; the server sees the end and stops sending.
-            if isinstance(error, Stopped) or (is_reused and not receiving.heard):
-                # Stopped by us; or closed (or forgotten on the way) while it lay idle.
+            if isinstance(error, Stopped):
                 self._links.cancel(flight)
-                if is_reused:
-                    transport.forget(path)
+            elif is_reused and not receiving.heard and self._may_be_stale(error, path):
+                self._links.cancel(flight)
+                transport.forget(path)
             else:
                 self._reached = True
                 self._fail(flight, receiving.waited_s)
@@ -153,6 +153,14 @@ class StripedPull:
                 self._blame()
         self._give_back(receiving.unfinished())
         return receiving.waited_s
+
+    def _may_be_stale(self, error: OSError, path: Path) -> bool:
+        """Whether a fresh connection may do where one that had lain idle failed.
+
+        It was closed meanwhile, or something on the way forgot it, so that it falls silent. If
+        there is another path, silence is taken for the fault of this one.
+        """
+        return not isinstance(error, TimeoutError) or not self._links.has_other(path, self._paths)
 
     def _open(self, path: Path) -> socket.socket:
         patience_s = self._links.patience_s(path, self._paths)
