@@ -43,6 +43,8 @@ class DecodeWorker:
         self._say = node.say
         self._wake_engine = node.wake_engine
         self._pulls = Transfers(PULL_THREADS, fail=node.fail)
+        self._finding_room = threading.Lock()
+        """One at a time: the pins of one try that fails must not make another fail."""
         self._lock = threading.Lock()
         self._landed: dict[RequestId, tuple[GenerationRequest, tuple[PlacedBlock, ...]]] = {}
         """Prompts whose KV is here, pinned, waiting for their first token."""
@@ -121,8 +123,7 @@ class DecodeWorker:
 
     def _take(self, message: m.PullKv, cancelled: threading.Event) -> None:
         request = message.job.request
-        held = self._store.pin(message.job.keys)
-        word = self._pull(message, held, cancelled)
+        word = self._pull(message, cancelled)
         with self._lock:
             if isinstance(word, tuple) and not cancelled.is_set():
                 blocks, arrived = word
@@ -135,18 +136,16 @@ class DecodeWorker:
             self._say(m.JobFailed(request=request, reason=word))
 
     def _pull(
-        self, message: m.PullKv, held: tuple[PlacedBlock, ...], cancelled: threading.Event
+        self, message: m.PullKv, cancelled: threading.Event
     ) -> tuple[tuple[PlacedBlock, ...], m.KvArrived] | str:
         """The prompt's blocks, all pinned, or why they could not be had (and none is pinned)."""
         keys = message.job.keys
-        wanted = message.blocks[len(held) :]
-        own = self._reserve(
-            [*keys[len(held) :], *[None] * (len(message.blocks) - len(keys))], cancelled
-        )
-        if own is None:
-            self._store.release([block.slot for block in held])
+        places = self._find_room(message, cancelled)
+        if places is None:
             return "its DRAM pool stayed full"
+        held, own = places
         blocks = (*held, *own)
+        wanted = message.blocks[len(held) :]
         try:
             result = self._transfer.pull(
                 message.peer, pulls(wanted, own), timeout_s=PULL_TIMEOUT_S, cancelled=cancelled
@@ -164,13 +163,24 @@ class DecodeWorker:
         )
         return blocks, arrived
 
-    def _reserve(
-        self, keys: list[BlockKey | None], cancelled: threading.Event
-    ) -> tuple[PlacedBlock, ...] | None:
+    def _find_room(
+        self, message: m.PullKv, cancelled: threading.Event
+    ) -> tuple[tuple[PlacedBlock, ...], tuple[PlacedBlock, ...]] | None:
+        """The prompt's blocks held here already, and room for the others; all of them pinned.
+
+        A prompt that waits for room pins nothing meanwhile: several that each kept what they have
+        would wait for each other without end.
+        """
+        keys = message.job.keys
         deadline_s = time.monotonic() + PULL_TIMEOUT_S
         while not cancelled.is_set() and time.monotonic() < deadline_s:
-            reserved = self._store.reserve(keys)
-            if not isinstance(reserved, PoolFull):
-                return reserved
+            with self._finding_room:
+                held = self._store.pin(keys)
+                missing: list[BlockKey | None] = [*keys[len(held) :]]
+                missing += [None] * (len(message.blocks) - len(keys))
+                own = self._store.reserve(missing)
+                if not isinstance(own, PoolFull):
+                    return held, own
+                self._store.release([block.slot for block in held])
             cancelled.wait(ROOM_POLL_S)
         return None
