@@ -12,8 +12,9 @@ import pytest
 
 from snowskin.terms.errors import InvalidInput, TransferFailed
 from snowskin.transfer.engine import TransferEngine
+from snowskin.transfer.memory import Segment
 from snowskin.transfer.messenger import MessengerProcess
-from snowskin.transfer.transports.nixl import MODULES
+from snowskin.transfer.transports.nixl import MODULES, NixlServer
 from snowskin.transfer.transports.shm import Attachment
 
 from .conftest import LAYOUT, when_ready
@@ -157,6 +158,24 @@ def test_a_peer_that_serves_no_nixl_cannot_be_read_with_it(owner, reader):
     )
     with pytest.raises(TransferFailed, match="with NIXL"):
         reader.engine("nixl").pull(broken, reader.blocks([1]), timeout_s=5)
+
+
+@needs_nixl
+def test_an_owner_can_serve_its_segment_from_its_own_process(reader):
+    source = Segment.create(LAYOUT)
+    messenger = MessengerProcess.start(source, node="own", cluster_key=KEY)
+    server = NixlServer(source)
+    generation = source.begin(3, None)
+    source.data[3] = 7
+    source.seal(3)
+    peer = msgspec.structs.replace(messenger.peer, nixl=server.address)
+    result = reader.engine("nixl").pull(peer, reader.blocks([generation], [3]), timeout_s=30)
+    assert result.landed == (True,)
+    assert (reader.segment.data[0] == 7).all()
+    server.close()
+    server.close()
+    messenger.stop()
+    source.close()
 
 
 @needs_nixl

@@ -8,6 +8,11 @@ generation, then parts ready, then bytes, then generation. Each of these is comp
 next begins, as one-sided reads come in no order otherwise. What a seal says is verified against
 the stored checksum.
 
+A node's Messenger serves, so that over TCP the engine's process is not slowed down; but it maps
+the segment to read only, which RDMA NICs may refuse to register. Then make a ``NixlServer`` in the
+owner's own process, which costs it nothing where reads are one-sided, and put its ``address`` into
+the ``Peer``. Tested here is UCX over TCP and cross-memory copies; on RDMA hardware nothing yet.
+
 NIXL authenticates nobody. What opens a segment is the agent's description, which travels with the
 ``Peer`` in control messages; whoever holds it may read. Register nothing that is to be kept from
 those who see control messages.
@@ -64,10 +69,20 @@ def import_nixl() -> ModuleType:
     )
 
 
-def _make_agent(name: str) -> Any:
+def _make_agent(*, progress: bool) -> Any:
+    """A new agent.
+
+    Args:
+        progress: whether a thread of NIXL's own, which takes part of a processor core even while
+            idle, answers peers; needed where their reads are not one-sided.
+    """
     module = import_nixl()
-    sync_mode = module.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
-    return module.nixl_agent(name, module.nixl_agent_config(backends=["UCX"], sync_mode=sync_mode))
+    config = module.nixl_agent_config(
+        backends=["UCX"],
+        enable_prog_thread=progress,
+        sync_mode=module.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
+    )
+    return module.nixl_agent(f"snowskin-{secrets.token_hex(8)}", config)
 
 
 class NixlServer:
@@ -78,12 +93,18 @@ class NixlServer:
     """
 
     def __init__(self, segment: Segment) -> None:
-        self._agent = _make_agent(f"snowskin-{secrets.token_hex(8)}")
+        self._agent = _make_agent(progress=True)
         start = segment.generation.ctypes.data
         self._memory = self._agent.register_memory(
             [(start, segment.layout.total_bytes, 0, "")], "DRAM"
         )
         self.address = NixlAddress(description=self._agent.get_agent_metadata(), start=start)
+
+    def close(self) -> None:
+        """Serve no more; call it before the segment is closed. Idempotent."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            self._agent.deregister_memory(memory)
 
 
 class NixlTransport:
@@ -94,7 +115,7 @@ class NixlTransport:
     """
 
     def __init__(self, segment: Segment) -> None:
-        self._agent = _make_agent(f"snowskin-{secrets.token_hex(8)}")
+        self._agent = _make_agent(progress=False)
         self._lock = threading.Lock()
         self._peers: dict[bytes, str] = {}
         self._scratch: list[npt.NDArray[np.uint8]] = []
