@@ -26,6 +26,10 @@ def store_command(
         list[str] | None, typer.Option(help="Objects' sizes; may be repeated. Default: 5 sizes.")
     ] = None,
     clients: Annotated[list[int] | None, typer.Option(help="Default: 1 and 8.")] = None,
+    transport: Annotated[list[str] | None, typer.Option(help="tcp, shm. Default: both.")] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(help="get_into, get, get_many, put_from. Default: all.")
+    ] = None,
     cycle: Annotated[str, typer.Option(help="Gets go round objects of so many bytes.")] = "256MiB",
     rounds: Annotated[int, typer.Option(help="Rounds in which all are run in turn.")] = 4,
     round_s: Annotated[float, typer.Option("--round", help="Seconds of each.")] = 0.3,
@@ -35,12 +39,20 @@ def store_command(
     json: Json = None,
 ) -> None:
     """Gets and puts over TCP and shared memory, beside a bare socket and a bare copy."""
-    from snowskin.store.bench.data import DEFAULT_SIZES, StoreBenchConfig, bench_store
+    from snowskin.store.bench.data import (
+        DEFAULT_SIZES,
+        OPS,
+        TRANSPORTS,
+        StoreBenchConfig,
+        bench_store,
+    )
 
     sizes = tuple(parse_bytes(text, option="--size") for text in size or ())
     config = StoreBenchConfig(
         sizes=sizes or DEFAULT_SIZES,
         clients=tuple(clients or (1, 8)),
+        transports=tuple(transport or TRANSPORTS),
+        ops=tuple(op or OPS),
         cycle_bytes=parse_bytes(cycle, option="--cycle"),
         rounds=rounds,
         round_s=round_s,
@@ -66,6 +78,7 @@ def store_command(
 def directory_command(
     objects: Annotated[int, typer.Option(help="Objects that the master knows.")] = 20_000,
     rounds: Annotated[int, typer.Option(help="Rounds in which all are run in turn.")] = 5,
+    round_s: Annotated[float, typer.Option("--round", help="Seconds of each.")] = 0.4,
     json: Json = None,
 ) -> None:
     """Look-ups of one client at the master, beside a bare echo."""
@@ -73,7 +86,7 @@ def directory_command(
 
     typer.echo("op             batch        keys/s       limit/s   ratio")
     rows = bench_directory(
-        DirectoryBenchConfig(objects=objects, rounds=rounds),
+        DirectoryBenchConfig(objects=objects, rounds=rounds, round_s=round_s),
         lambda row: typer.echo(
             f"{row.op:12} {row.batch:7,} {row.per_s:13,.0f} {row.limit_per_s:13,.0f} "
             f"{row.ratio:7.3f}"

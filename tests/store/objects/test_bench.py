@@ -29,7 +29,7 @@ def test_the_store_is_measured_beside_its_limits(tmp_path):
 
 def test_the_directory_is_measured_beside_an_echo(tmp_path):
     out = tmp_path / "rows.json"
-    short = ["--objects", "100", "--rounds", "1", "--json", str(out)]
+    short = ["--objects", "100", "--rounds", "1", "--round", "0.01", "--json", str(out)]
     result = CliRunner().invoke(app, ["bench", "directory", *short])
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())

@@ -112,7 +112,8 @@ class CatalogLaws(RuleBasedStateMachine):
         fits = held == content if held is not None else key not in self.removing
         if held is None and reserved is not None and reserved[1] != content:
             fits = False
-        accepted, _ = self.catalog.report(node, 1, (ObjectFact(key, 10, content),), ())
+        accepted, outputs = self.catalog.report(node, 1, (ObjectFact(key, 10, content),), ())
+        self.carry(outputs)
         assert accepted.rejected == (() if fits else (key,))
         if fits:
             self.holds[node, key] = content
@@ -141,6 +142,16 @@ class CatalogLaws(RuleBasedStateMachine):
         for node in nodes:
             del self.holds[node, key]
         self.removing[key] = ticket
+
+    @rule(key=KEY, pin=st.sampled_from(Pin))
+    def set_pin(self, key, pin):
+        ticket = self.tickets
+        self.tickets += 1
+        nodes = [at[0] for at in self.holds if at[1] == key]
+        before = set(self.sent)
+        self.carry(self.catalog.set_pin(key, pin, ticket, now_s=self.now_s))
+        assert sorted(self.sent[number][0] for number in set(self.sent) - before) == sorted(nodes)
+        assert (ticket in self.answered) == (not nodes)
 
     @rule(key=KEY, count=st.integers(1, 4))
     def change(self, key, count):
@@ -188,6 +199,14 @@ class CatalogLaws(RuleBasedStateMachine):
                 answer = self.answered[ticket]
                 assert answer == Done() or answer.error == "StoreTimeout"
                 del self.removing[key]
+        chain = ["k0", "k1", "k2", "k3"]
+        expected = {}
+        for name in self.up:
+            held = [(name, key) in self.holds for key in chain]
+            count = held.index(False) if False in held else len(chain)
+            if count:
+                expected[name] = count
+        assert self.catalog.longest_prefix(chain) == expected
         located = {
             (name, key): held.digest
             for key, held in self.catalog.readable.items()
@@ -205,7 +224,7 @@ class CatalogLaws(RuleBasedStateMachine):
 
 
 TestCatalogLaws = CatalogLaws.TestCase
-TestCatalogLaws.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCatalogLaws.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def test_pins_reach_every_node_that_holds_the_object():
@@ -213,10 +232,13 @@ def test_pins_reach_every_node_that_holds_the_object():
     for name in ("a", "b"):
         catalog.join(address(name), 1000)
         catalog.report(name, 1, (ObjectFact("k", 1, b"x" * 16),), ())
-    sends = catalog.set_pin("k", Pin.HARD)
+    sends = catalog.set_pin("k", Pin.HARD, "ticket", now_s=0.0)
     assert [(send.node, send.message.pin) for send in sends] == [("a", Pin.HARD), ("b", Pin.HARD)]
     assert catalog.locate("k").pin is Pin.HARD
+    assert catalog.command_ended(sends[0].message.number) == ()
+    assert catalog.command_ended(sends[1].message.number) == (Say("ticket", Done()),)
     catalog.join(address("c"), 1000)
     _, (repeated,) = catalog.report("c", 1, (ObjectFact("k", 1, b"x" * 16),), ())
     assert (repeated.node, repeated.message.pin) == ("c", Pin.HARD)
-    assert catalog.set_pin("absent", Pin.HARD).error == "KeyMissing"
+    (refused,) = catalog.set_pin("absent", Pin.HARD, "other", now_s=0.0)
+    assert (refused.ticket, refused.message.error) == ("other", "KeyMissing")

@@ -1,18 +1,28 @@
 """What a user of the store may count on, over a mapped node and over TCP alike."""
 
+import contextlib
 import gc
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from snowskin.store import KeyConflict, KeyMissing, MasterUnreachable, PoolFullError, StoreClient
+from snowskin.store import (
+    KeyConflict,
+    KeyMissing,
+    MasterUnreachable,
+    PoolFullError,
+    StoreClient,
+    StoreTimeout,
+)
+from snowskin.store.objects.store import digest_of
 from snowskin.store.objects.words import TransferState
 from snowskin.terms.errors import InvalidInput
 from snowskin.transfer.authentication import NotAuthenticated
 
-from .running import MIB, LocalStore, content, wait_until
+from .running import MIB, LocalStore, ProcessStore, content, wait_until
 
 SIZES = (0, 1, 1000, 4096, 65_536, 65_537, 3 * MIB + 5)
 
@@ -119,6 +129,18 @@ def test_existence_is_told_key_by_key_in_order(client):
     assert client.exists_many([]) == []
     assert client.exists("here")
     assert not client.exists("absent")
+
+
+def test_each_node_s_longest_prefix_is_known(store):
+    for name in ("a", "b"):
+        store.node(name)
+    client = store.client()
+    chain = [f"block-{index}" for index in range(6)]
+    for key, nodes in zip(chain, ("ab", "ab", "a", "b", "ab"), strict=False):
+        client.put(key, b"x", node=nodes[0], replicas=len(nodes))
+    assert client.longest_prefix(chain) == {"a": 3, "b": 2}
+    assert client.longest_prefix(["absent", *chain]) == {}
+    assert client.longest_prefix([]) == {}
 
 
 def test_a_view_keeps_its_bytes_while_the_node_evicts_all_else(store):
@@ -236,3 +258,59 @@ def test_one_of_many_writers_of_a_key_wins_and_all_learn_it(store):
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["conflict"] * 4 + ["exists"] * 3 + ["stored"]
+
+
+def test_a_client_lets_go_of_the_memory_of_a_node_that_died():
+    store = ProcessStore(["node-0"])
+    gc.collect()
+    before = segments("fd"), segments("map_files")
+    try:
+        with store.client() as client:
+            client.put("large", content(3 * MIB, seed=3))
+            view = client.get("large")
+            attached = segments("fd")
+            assert attached > before[0]
+            store.nodes["node-0"].kill()
+            wait_until(lambda: segments("fd") < attached)
+            assert view == content(3 * MIB, seed=3)
+            del view
+            gc.collect()
+            assert (segments("fd"), segments("map_files")) == before
+    finally:
+        store.close()
+
+
+def segments(folder):
+    """How many descriptors or mappings of segments this process has."""
+    names = []
+    for path in Path(f"/proc/self/{folder}").iterdir():
+        with contextlib.suppress(OSError):
+            names.append(str(path.readlink()))
+    return sum("memfd:snowskin-segment" in name for name in names)
+
+
+def test_bytes_that_change_while_they_are_sent_are_never_stored(store):
+    store.node()
+    client = store.client(transport="tcp", timeout_s=0.5)
+    value = bytearray(content(MIB))
+    changing = threading.Event()
+
+    def change():
+        while not changing.is_set():
+            value[-1] ^= 1
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for index in range(20):
+            try:
+                client.put(f"key-{index}", value)
+            except StoreTimeout:
+                continue
+            assert bytes(client.get(f"key-{index}"))[:-1] == value[:-1]
+    finally:
+        changing.set()
+        thread.join()
+    # Each is stored under the digest of what is there.
+    for key in client.list():
+        assert digest_of(client.get(key)).hex() == client.info(key).digest

@@ -137,5 +137,5 @@ def test_pool_laws(eviction):
 
     machine = type("Laws", (PoolLaws,), {"eviction": eviction})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=80, stateful_step_count=40, deadline=None)
+        machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)
     )

@@ -17,10 +17,15 @@ from snowskin.store.bench.raw import RawServer, raw_get, raw_put
 from snowskin.store.bench.servers import running_store
 from snowskin.store.objects.client import StoreClient
 from snowskin.store.objects.errors import KeyMissing
+from snowskin.terms.errors import InvalidInput
 
 KEYS_LIMIT = 4096
 BATCH = 16
 DEFAULT_SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+
+
+TRANSPORTS = ("tcp", "shm")
+OPS = ("get_into", "get", "get_many", "put_from")
 
 
 class StoreBenchConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,14 +34,25 @@ class StoreBenchConfig(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         cycle_bytes: gets go round objects of so many bytes together (at most ``KEYS_LIMIT``).
         peer_python: an interpreter in whose environment ``mooncake`` can be imported.
+
+    Raises:
+        InvalidInput: no such transport or operation.
     """
 
     sizes: tuple[int, ...] = DEFAULT_SIZES
+    transports: tuple[str, ...] = TRANSPORTS
+    ops: tuple[str, ...] = OPS
     clients: tuple[int, ...] = (1, 8)
     cycle_bytes: int = 256 << 20
     rounds: int = 4
     round_s: float = 0.3
     peer_python: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("transports", TRANSPORTS), ("ops", OPS)):
+            for value in getattr(self, name):
+                if value not in known:
+                    raise InvalidInput(f"{value!r} is not among {name}: {', '.join(known)}")
 
 
 class StoreRow(msgspec.Struct, frozen=True):
@@ -109,9 +125,9 @@ class _Bench:
 
     def cases(self) -> Iterator[tuple[str, str, list[Lane]]]:
         """Transport, operation, and the lanes: limit, ours, and the peer's where it has one."""
-        for transport in ("tcp", "shm"):
+        for transport in TRANSPORTS:
             get_limit = Lane("limit", self._limit(transport, put=False))
-            for op in ("get_into", "get", "get_many"):
+            for op in OPS[:-1]:
                 lanes = [get_limit, Lane("ours", self._get(transport, op))]
                 if self._peer is not None and transport == "tcp" and op == "get_into":
                     round_of = partial(self._peer.get_round, self._size, self._count)
@@ -218,6 +234,8 @@ def bench_store(config: StoreBenchConfig, show: Callable[[StoreRow], object]) ->
                 bench = _Bench(size, count, raw, local, remote, peer)
                 bench.fill()
                 for transport, op, lanes in bench.cases():
+                    if transport not in config.transports or op not in config.ops:
+                        continue
                     for clients in config.clients:
                         row = _row(config, transport, op, size, clients, lanes)
                         rows.append(row)

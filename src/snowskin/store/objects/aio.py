@@ -82,6 +82,10 @@ class AsyncStoreClient:
         """See ``StoreClient.exists_many``."""
         return await self._call(self._client.exists_many, keys)
 
+    async def longest_prefix(self, keys: Sequence[str]) -> dict[str, int]:
+        """See ``StoreClient.longest_prefix``."""
+        return await self._call(self._client.longest_prefix, keys)
+
     async def size(self, key: str) -> int:
         """See ``StoreClient.size``."""
         return await self._call(self._client.size, key)

@@ -43,7 +43,6 @@ SLOWEST_BYTES_PER_S = 5e6
 COMMAND_S = 10.0
 """A node that has not carried a removal out by then is not waited for."""
 DEFAULT_OBJECT_LIMIT = 20_000_000
-RESERVATION_LIMIT = 1_000_000
 
 
 class Send(NamedTuple):
@@ -114,14 +113,17 @@ class CatalogNode:
         return (self.used_bytes + self.reserved_bytes + more_bytes) / self.capacity_bytes
 
 
-class _Removal:
-    __slots__ = ("ticket", "until_s", "waiting")
+class _Errand:
+    """Commands to nodes that a question waits for; ``waiting``: number of the command → node."""
 
-    def __init__(self, ticket: object, until_s: float) -> None:
+    __slots__ = ("key", "removes", "ticket", "until_s", "waiting")
+
+    def __init__(self, key: str, ticket: object, until_s: float, *, removes: bool) -> None:
+        self.key = key
         self.ticket = ticket
         self.until_s = until_s
+        self.removes = removes
         self.waiting: dict[int, str] = {}
-        """Number of the command → node."""
 
 
 class Catalog:
@@ -134,8 +136,8 @@ class Catalog:
         self.nodes: dict[str, CatalogNode] = {}
         self._reserved: dict[str, Reservation] = {}
         self._of_owner: dict[object, dict[str, None]] = {}
-        self._leaving: dict[str, _Removal] = {}
-        self._removal_of: dict[int, str] = {}
+        self._leaving: dict[str, _Errand] = {}
+        self._errand_of: dict[int, _Errand] = {}
         self._number = 0
         self.reclaimed_total = 0
         self.conflicts_total = 0
@@ -162,8 +164,8 @@ class Catalog:
         for key in node.keys:
             self._forget_replica(key, name)
         outputs: list[Output] = []
-        for removal in list(self._leaving.values()):
-            for number in [number for number, of in removal.waiting.items() if of == name]:
+        for number, errand in list(self._errand_of.items()):
+            if errand.waiting[number] == name:
                 outputs += self.command_ended(number)
         return tuple(outputs)
 
@@ -246,34 +248,60 @@ class Catalog:
         nodes = held.nodes
         return Located(held.size_bytes, held.digest, (*nodes,), (*nodes.values(),), held.pin)
 
+    def longest_prefix(self, keys: Sequence[str]) -> dict[str, int]:
+        """How many leading keys each node holds, for all nodes at once; those without the first
+        are absent."""
+        prefixes: dict[str, int] = {}
+        alive: list[str] | None = None
+        for count, key in enumerate(keys):
+            held = self.readable.get(key)
+            nodes = held.nodes if held is not None else {}
+            if alive is None:
+                alive = list(nodes)
+            for name in alive:
+                if name not in nodes:
+                    prefixes[name] = count
+            alive = [name for name in alive if name in nodes]
+            if not alive:
+                return prefixes
+        prefixes.update(dict.fromkeys(alive or (), len(keys)))
+        return prefixes
+
     def remove(self, key: str, ticket: object, *, now_s: float) -> tuple[Output, ...]:
         """Take a key from its nodes; the answer comes when none serves it any more."""
         held = self.readable.pop(key, None)
         if held is None:
             return (Say(ticket, Refusal("KeyMissing", missing_message(key))),)
-        removal = self._leaving[key] = _Removal(ticket, now_s + COMMAND_S)
-        outputs: list[Output] = []
+        errand = _Errand(key, ticket, now_s + COMMAND_S, removes=True)
+        self._leaving[key] = errand
         for name in held.nodes:
             node = self.nodes[name]
             del node.keys[key]
             node.used_bytes -= held.size_bytes
-            number = self.next_number()
-            removal.waiting[number] = name
-            self._removal_of[number] = key
-            outputs.append(Send(name, Drop(number, key)))
-        return tuple(outputs)
+        return tuple(self._send(errand, name, Drop(self.next_number(), key)) for name in held.nodes)
+
+    def set_pin(self, key: str, pin: Pin, ticket: object, *, now_s: float) -> tuple[Output, ...]:
+        """Pin or unpin an object; the answer comes when all its nodes have done so."""
+        held = self.readable.get(key)
+        if held is None:
+            return (Say(ticket, Refusal("KeyMissing", missing_message(key))),)
+        held.pin = pin
+        errand = _Errand(key, ticket, now_s + COMMAND_S, removes=False)
+        return tuple(
+            self._send(errand, name, PinHere(self.next_number(), key, pin)) for name in held.nodes
+        )
 
     def command_ended(self, number: int) -> tuple[Output, ...]:
-        """A node has carried a command out, or died; of use if it was to remove something."""
-        key = self._removal_of.pop(number, None)
-        removal = None if key is None else self._leaving.get(key)
-        if key is None or removal is None:
+        """A node has carried a command out, or died; of use if a question waits for it."""
+        errand = self._errand_of.pop(number, None)
+        if errand is None:
             return ()
-        removal.waiting.pop(number, None)
-        if removal.waiting:
+        del errand.waiting[number]
+        if errand.waiting:
             return ()
-        del self._leaving[key]
-        return (Say(removal.ticket, Done()),)
+        if errand.removes:
+            del self._leaving[errand.key]
+        return (Say(errand.ticket, Done()),)
 
     def drop_replica(self, key: str, name: str) -> Send:
         """Give one of several replicas up."""
@@ -284,14 +312,6 @@ class Catalog:
         del node.keys[key]
         node.used_bytes -= held.size_bytes
         return Send(name, Drop(self.next_number(), key))
-
-    def set_pin(self, key: str, pin: Pin) -> tuple[Output, ...] | Refusal:
-        """Pin or unpin an object on all its nodes."""
-        held = self.readable.get(key)
-        if held is None:
-            return Refusal("KeyMissing", missing_message(key))
-        held.pin = pin
-        return tuple(Send(name, PinHere(self.next_number(), key, pin)) for name in held.nodes)
 
     def copy_command(self, key: str, target: str) -> Send:
         """Have a node copy an object from those that hold it."""
@@ -319,18 +339,23 @@ class Catalog:
         return len(self._reserved)
 
     def expire(self, *, now_s: float) -> tuple[Output, ...]:
-        """Reclaim abandoned reservations; answer removals that a node holds up."""
+        """Reclaim abandoned reservations; answer questions that a node holds up."""
         for key in [key for key, held in self._reserved.items() if held.until_s <= now_s]:
             self._unreserve(key)
             self.reclaimed_total += 1
         outputs: list[Output] = []
-        for key in [key for key, removal in self._leaving.items() if removal.until_s <= now_s]:
-            removal = self._leaving.pop(key)
-            names = ", ".join(sorted(removal.waiting.values()))
-            for number in removal.waiting:
-                del self._removal_of[number]
-            message = f"{key!r} was removed, but {names} did not confirm within {COMMAND_S:.0f} s"
-            outputs.append(Say(removal.ticket, Refusal("StoreTimeout", message)))
+        late = [errand for errand in self._errand_of.values() if errand.until_s <= now_s]
+        for errand in dict.fromkeys(late):
+            for number in errand.waiting:
+                del self._errand_of[number]
+            if errand.removes:
+                del self._leaving[errand.key]
+            names = ", ".join(sorted(errand.waiting.values()))
+            message = (
+                f"{names} did not confirm within {COMMAND_S:.0f} s that {errand.key!r} was "
+                f"{'removed' if errand.removes else 'pinned or unpinned'}; it is done on all others"
+            )
+            outputs.append(Say(errand.ticket, Refusal("StoreTimeout", message)))
         return tuple(outputs)
 
     def node_stats(self) -> tuple[NodeStat, ...]:
@@ -346,6 +371,11 @@ class Catalog:
             )
             for name, node in self.nodes.items()
         )
+
+    def _send(self, errand: _Errand, name: str, command: Drop | PinHere) -> Send:
+        errand.waiting[command.number] = name
+        self._errand_of[command.number] = errand
+        return Send(name, command)
 
     def _choose(self, start: PutStart) -> tuple[str, ...] | Refusal:
         if start.node is not None and start.node not in self.nodes:

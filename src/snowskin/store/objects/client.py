@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -25,6 +25,7 @@ from snowskin.store.objects.wire import Status
 from snowskin.store.objects.words import (
     BATCH_LIMIT,
     Answer,
+    AskPrefix,
     AskStat,
     AskTransfer,
     ChangeReplica,
@@ -38,6 +39,7 @@ from snowskin.store.objects.words import (
     Located,
     Lookup,
     Pin,
+    Prefixes,
     PutBusy,
     PutEnd,
     PutExists,
@@ -53,6 +55,7 @@ from snowskin.transfer.peer import local_host_id
 
 PinName = Literal["none", "soft", "hard"]
 _PINS = {"none": Pin.NONE, "soft": Pin.SOFT, "hard": Pin.HARD}
+PREFIX_LIMIT = 100_000
 DEFAULT_MASTER = "127.0.0.1:7411"
 
 
@@ -259,6 +262,18 @@ class StoreClient:
         flags = b"".join(reply.values for reply in replies if isinstance(reply, Flags))
         return list(map(bool, flags))
 
+    def longest_prefix(self, keys: Sequence[str]) -> dict[str, int]:
+        """How many leading keys each node holds; nodes without the first are absent.
+
+        For chains of which an object is of use only with all before it, as blocks of KV are.
+
+        Args:
+            keys: at most 100,000.
+        """
+        if len(keys) > PREFIX_LIMIT:
+            raise InvalidInput(f"{len(keys)} keys in one chain; at most {PREFIX_LIMIT}")
+        return self._master.ask(AskPrefix(list(keys)), Prefixes).counts
+
     def size(self, key: str) -> int:
         """An object's bytes.
 
@@ -362,16 +377,10 @@ class StoreClient:
         deadline_s = self._deadline_s()
         avoid: tuple[str, ...] = ()
         failure: Exception | None = None
+        status = Status.BUSY
         while True:
             if time.monotonic() >= deadline_s:
-                if failure is not None:
-                    raise ReplicaUnreachable(
-                        f"could not write {start.key!r} to any node: {failure}"
-                    ) from failure
-                raise StoreTimeout(
-                    f"another client has been writing {start.key!r} for {self._timeout_s} s; "
-                    "try again later, or choose another key"
-                )
+                self._raise_unwritten(start.key, failure, status)
             try:
                 reply = self._master.ask_any(msgspec.structs.replace(start, avoid=avoid))
             except PoolFullError:
@@ -383,6 +392,7 @@ class StoreClient:
             if isinstance(reply, PutExists):
                 return PutResult("exists", len(reply.nodes), start.replicas)
             if isinstance(reply, PutBusy):
+                status = Status.BUSY
                 time.sleep(RETRY_S)
                 continue
             assert isinstance(reply, PutGranted), reply
@@ -410,7 +420,16 @@ class StoreClient:
             if failure is None:
                 time.sleep(RETRY_S)  # It arrived damaged, or another writes it to the same node.
 
-    def _raise_conflict(self, start: PutStart) -> None:
+    def _raise_unwritten(self, key: str, failure: Exception | None, status: Status) -> NoReturn:
+        if failure is not None:
+            raise ReplicaUnreachable(f"could not write {key!r} to any node: {failure}") from failure
+        why = {
+            Status.CORRUPT: "its bytes changed while they were sent; keep the buffer as it is",
+            Status.AWAY: "the nodes have no word with the master; see whether it runs",
+        }.get(status, "another client is writing it; try again later, or choose another key")
+        raise StoreTimeout(f"could not write {key!r} within {self._timeout_s} s: {why}")
+
+    def _raise_conflict(self, start: PutStart) -> NoReturn:
         raise KeyConflict(conflict_message(start.key))
 
     def _keep_leases(self) -> None:

@@ -175,7 +175,6 @@ class MappedNode:
         """Let go. Views stay valid, as the pages stay as long as they are viewed, but a living
         node may use the memory for something else from now on."""
         self._channel.close()
-        self._generation.release()
         self._segment.close()
 
     def _tries(self, key: str) -> Sequence[Place]:

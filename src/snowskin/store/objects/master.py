@@ -26,6 +26,7 @@ from snowskin.store.objects.words import (
     BATCH_LIMIT,
     Answer,
     AskNodes,
+    AskPrefix,
     AskStat,
     AskTransfer,
     ChangeReplica,
@@ -41,10 +42,10 @@ from snowskin.store.objects.words import (
     ListKeys,
     Lookup,
     Nodes,
+    Prefixes,
     PutEnd,
     PutStart,
     Question,
-    Refusal,
     Remove,
     Reply,
     Report,
@@ -242,6 +243,8 @@ class Master:
                 return self._list(question) if self._is_warm else Warming()
             case AskTransfer(transfer=transfer):
                 return self._changes.status(transfer)
+            case AskPrefix(keys=keys):
+                return Prefixes(catalog.longest_prefix(keys)) if self._is_warm else Warming()
             case AskNodes():
                 return Nodes(tuple(node.address for node in catalog.nodes.values()))
             case AskStat():
@@ -259,11 +262,8 @@ class Master:
                 self._carry_out(self.catalog.remove(key, caller, now_s=now_s))
                 return None
             case SetPin(key=key, pin=pin):
-                outputs = self.catalog.set_pin(key, pin)
-                if isinstance(outputs, Refusal):
-                    return outputs
-                self._carry_out(outputs)
-                return Done()
+                self._carry_out(self.catalog.set_pin(key, pin, caller, now_s=now_s))
+                return None
             case ChangeReplica():
                 status, sends = self._changes.start(question, now_s=now_s)
                 self._carry_out(sends)

@@ -30,7 +30,7 @@ from snowskin.terms.errors import InvalidInput, TransferFailed
 
 REMEMBERED_LIMIT = 65_536
 """Objects whose nodes are remembered."""
-VIEW_LEAST_BYTES = 64 << 10
+VIEW_LEAST_BYTES = 128 << 10
 """Smaller objects of this host are copied, which costs less than a lease."""
 BATCH_KEYS = 32
 BATCH_BYTES = 64 << 20
@@ -192,12 +192,15 @@ class Reading:
                     self.remember(key, located)
 
     def renew(self) -> None:
-        """Keep the leases of all views alive."""
+        """Keep the leases of all views alive; let go of nodes that died."""
         for session, mapped in list(self._mapped.items()):
             try:
                 mapped.renew()
+                if mapped.is_alive():
+                    continue
             except OSError:
-                self._mapped.pop(session, None)
+                pass  # It died; so that its memory can be freed, we let go of it.
+            self._let_go(session)
 
     def close(self) -> None:
         """Close everything."""
@@ -285,7 +288,13 @@ class Reading:
         if self._book.get(address.name) == address:
             self._book.pop(address.name, None)
         self._channels.forget(address.session)
-        self._mapped.pop(address.session, None)
+        self._let_go(address.session)
+
+    def _let_go(self, session: str) -> None:
+        """Unmap a node's memory; views of it stay."""
+        mapped = self._mapped.pop(session, None)
+        if mapped is not None:
+            mapped.close()
 
     def _is_here(self, address: NodeAddress) -> bool:
         """Whether a node is on this host, and lets us map its memory."""
@@ -304,6 +313,8 @@ class Reading:
                     if isinstance(error, ConnectionError | TimeoutError):
                         raise
                     # Reachable, but its memory does not fit here: take it for a remote one.
+                    if len(self._unmappable) >= REMEMBERED_LIMIT:
+                        self._unmappable.clear()
                     self._unmappable[address.session] = None
                     raise OnDisk from error
                 self._mapped[address.session] = mapped

@@ -34,7 +34,8 @@ LEASE_S = 30.0
 LEASES_LIMIT = 65_536
 """Most leases of one connection."""
 _PINS = frozenset(map(int, Pin))
-SEND_TIMEOUT_S = 30.0
+SILENCE_S = 30.0
+"""A client that neither takes nor sends what it should for so long is given up."""
 
 
 class Reporter(Protocol):
@@ -124,10 +125,12 @@ class ClientServing:
         Raises:
             OSError: it erred, or the connection broke.
         """
-        # Blocking, with the kernel's own timeout for sending: one system call for each message.
+        # Blocking, with the kernel's own timeouts: one system call for each message. A client may
+        # be silent between requests, but not in the middle of one.
         self._connection.settimeout(None)
-        timeout = struct.pack("@ll", int(SEND_TIMEOUT_S), 0)
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        timeout = struct.pack("@ll", int(SILENCE_S), 0)
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self._connection.setsockopt(socket.SOL_SOCKET, option, timeout)
         while True:
             try:
                 request, rest = self._reader.next()

@@ -154,8 +154,15 @@ class RequestReader:
         Raises:
             ConnectionEnded: the client is gone.
             ConnectionError: that was no request.
+            BlockingIOError: it did not come to its end in time.
         """
-        self._want(REQUEST_BYTES)
+        while True:
+            try:
+                self._want(REQUEST_BYTES)
+                break
+            except BlockingIOError:
+                if self._have:
+                    raise  # It fell silent in the middle of a request.
         fields = _REQUEST.unpack_from(self._buffer)
         magic, operation, pin, key_bytes, first, count, digest = fields
         if magic != _MAGIC or key_bytes > KEY_LIMIT_BYTES:

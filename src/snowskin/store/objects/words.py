@@ -165,6 +165,12 @@ class AskStat(msgspec.Struct, frozen=True, array_like=True, tag=12):
     """→ StoreStat."""
 
 
+class AskPrefix(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """How many leading keys does each node hold? → Prefixes."""
+
+    keys: list[str]
+
+
 # What nodes tell the master.
 
 
@@ -220,6 +226,7 @@ Question = (
     | Joined
     | Usage
     | CommandEnded
+    | AskPrefix
 )
 
 # The master's answers.
@@ -383,6 +390,12 @@ class PinHere(msgspec.Struct, frozen=True, array_like=True, tag=17):
     pin: Pin
 
 
+class Prefixes(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """Nodes that hold at least the first key, and how many leading keys they hold."""
+
+    counts: dict[str, int]
+
+
 Reply = (
     Answer
     | Flags
@@ -401,4 +414,5 @@ Reply = (
     | Drop
     | Copy
     | PinHere
+    | Prefixes
 )
