@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from snowskin.store.objects.aio import AsyncStoreClient
-    from snowskin.store.objects.client import ObjectInfo, PutResult, StoreClient
+    from snowskin.store.objects.client import ObjectInfo, StoreClient
     from snowskin.store.objects.errors import (
         KeyConflict,
         KeyMissing,
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
         StoreRefused,
         StoreTimeout,
     )
+    from snowskin.store.objects.writing import PutResult
 
 _HOMES = {
     "AsyncStoreClient": "aio",
     "ObjectInfo": "client",
-    "PutResult": "client",
+    "PutResult": "writing",
     "StoreClient": "client",
     "KeyConflict": "errors",
     "KeyMissing": "errors",

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from snowskin.store.objects.client import ObjectInfo, PinName, PutResult, StoreClient
+from snowskin.store.objects.client import ObjectInfo, PinName, StoreClient
 from snowskin.store.objects.words import StoreStat, TransferStatus
+from snowskin.store.objects.writing import PutResult
 
 _T = TypeVar("_T")
 

@@ -17,6 +17,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from snowskin.store.objects.entries import (
+    CatalogNode,
+    CatalogObject,
+    Errand,
+    Reservation,
+    conflict_message,
+    missing_message,
+)
 from snowskin.store.objects.words import (
     Accepted,
     Copy,
@@ -25,7 +33,6 @@ from snowskin.store.objects.words import (
     Located,
     NodeAddress,
     NodeStat,
-    NodeUsage,
     ObjectFact,
     Pin,
     PinHere,
@@ -68,64 +75,6 @@ class CatalogConfig(msgspec.Struct, frozen=True):
     object_limit: int = DEFAULT_OBJECT_LIMIT
 
 
-class CatalogObject:
-    """A committed object; ``nodes`` hold it, each on a tier, in the order in which they came to."""
-
-    __slots__ = ("digest", "nodes", "pin", "size_bytes")
-
-    def __init__(self, size_bytes: int, digest: bytes, pin: Pin) -> None:
-        self.size_bytes = size_bytes
-        self.digest = digest
-        self.pin = pin
-        self.nodes: dict[str, str] = {}
-
-
-class Reservation:
-    """Someone writes a key; ``owner`` is whatever ends when the writer dies."""
-
-    __slots__ = ("digest", "nodes", "owner", "size_bytes", "until_s")
-
-    def __init__(
-        self, start: PutStart, nodes: tuple[str, ...], owner: object, until_s: float
-    ) -> None:
-        self.size_bytes = start.size_bytes
-        self.digest = start.digest
-        self.nodes = nodes
-        self.owner = owner
-        self.until_s = until_s
-
-
-class CatalogNode:
-    """A node that is up. ``used_bytes`` counts reservations too."""
-
-    __slots__ = ("address", "capacity_bytes", "keys", "reserved_bytes", "usage", "used_bytes")
-
-    def __init__(self, address: NodeAddress, capacity_bytes: int) -> None:
-        self.address = address
-        self.capacity_bytes = max(1, capacity_bytes)
-        self.keys: dict[str, None] = {}
-        self.used_bytes = 0
-        self.reserved_bytes = 0
-        self.usage = NodeUsage()
-
-    def fill_ratio(self, more_bytes: int) -> float:
-        """How full it would be."""
-        return (self.used_bytes + self.reserved_bytes + more_bytes) / self.capacity_bytes
-
-
-class _Errand:
-    """Commands to nodes that a question waits for; ``waiting``: number of the command → node."""
-
-    __slots__ = ("key", "removes", "ticket", "until_s", "waiting")
-
-    def __init__(self, key: str, ticket: object, until_s: float, *, removes: bool) -> None:
-        self.key = key
-        self.ticket = ticket
-        self.until_s = until_s
-        self.removes = removes
-        self.waiting: dict[int, str] = {}
-
-
 class Catalog:
     """See the module. ``readable`` may be read, and is changed here only."""
 
@@ -136,8 +85,8 @@ class Catalog:
         self.nodes: dict[str, CatalogNode] = {}
         self._reserved: dict[str, Reservation] = {}
         self._of_owner: dict[object, dict[str, None]] = {}
-        self._leaving: dict[str, _Errand] = {}
-        self._errand_of: dict[int, _Errand] = {}
+        self._leaving: dict[str, Errand] = {}
+        self._errand_of: dict[int, Errand] = {}
         self._number = 0
         self.reclaimed_total = 0
         self.conflicts_total = 0
@@ -272,7 +221,7 @@ class Catalog:
         held = self.readable.pop(key, None)
         if held is None:
             return (Say(ticket, Refusal("KeyMissing", missing_message(key))),)
-        errand = _Errand(key, ticket, now_s + COMMAND_S, removes=True)
+        errand = Errand(key, ticket, now_s + COMMAND_S, removes=True)
         self._leaving[key] = errand
         for name in held.nodes:
             node = self.nodes[name]
@@ -286,7 +235,7 @@ class Catalog:
         if held is None:
             return (Say(ticket, Refusal("KeyMissing", missing_message(key))),)
         held.pin = pin
-        errand = _Errand(key, ticket, now_s + COMMAND_S, removes=False)
+        errand = Errand(key, ticket, now_s + COMMAND_S, removes=False)
         return tuple(
             self._send(errand, name, PinHere(self.next_number(), key, pin)) for name in held.nodes
         )
@@ -372,7 +321,7 @@ class Catalog:
             for name, node in self.nodes.items()
         )
 
-    def _send(self, errand: _Errand, name: str, command: Drop | PinHere) -> Send:
+    def _send(self, errand: Errand, name: str, command: Drop | PinHere) -> Send:
         errand.waiting[command.number] = name
         self._errand_of[command.number] = errand
         return Send(name, command)
@@ -435,16 +384,3 @@ class Catalog:
             node = self.nodes.get(name)
             if node is not None:
                 node.reserved_bytes = max(0, node.reserved_bytes - reserved.size_bytes)
-
-
-def missing_message(key: str) -> str:
-    """Of the error KeyMissing."""
-    return f"there is no object {key!r}"
-
-
-def conflict_message(key: str) -> str:
-    """Of the error KeyConflict."""
-    return (
-        f"{key!r} has other content already, and objects are write-once: remove it first, or "
-        "choose another key"
-    )

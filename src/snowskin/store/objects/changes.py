@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from snowskin.store.objects.catalog import Catalog, Output, Send, missing_message
+from snowskin.store.objects.catalog import Catalog, Output, Send
+from snowskin.store.objects.entries import missing_message
 from snowskin.store.objects.words import (
     ChangeReplica,
     Copy,

@@ -5,23 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import msgspec
 
-from snowskin.store.objects.asking import RETRY_S, MasterChannel
+from snowskin.store.objects.asking import MasterChannel
 from snowskin.store.objects.buffers import check_key, memory_of
-from snowskin.store.objects.catalog import conflict_message, missing_message
+from snowskin.store.objects.entries import missing_message
 from snowskin.store.objects.errors import (
-    KeyConflict,
     KeyMissing,
-    PoolFullError,
-    ReplicaUnreachable,
-    StoreTimeout,
 )
 from snowskin.store.objects.reading import Reading
 from snowskin.store.objects.store import digest_of
-from snowskin.store.objects.wire import Status
 from snowskin.store.objects.words import (
     BATCH_LIMIT,
     Answer,
@@ -40,36 +35,20 @@ from snowskin.store.objects.words import (
     Lookup,
     Pin,
     Prefixes,
-    PutBusy,
-    PutEnd,
-    PutExists,
-    PutGranted,
     PutStart,
     Remove,
     SetPin,
     StoreStat,
     TransferStatus,
 )
-from snowskin.terms.errors import InvalidInput, TransferFailed
+from snowskin.store.objects.writing import PutResult, Writing
+from snowskin.terms.errors import InvalidInput
 from snowskin.transfer.peer import local_host_id
 
 PinName = Literal["none", "soft", "hard"]
 _PINS = {"none": Pin.NONE, "soft": Pin.SOFT, "hard": Pin.HARD}
 PREFIX_LIMIT = 100_000
 DEFAULT_MASTER = "127.0.0.1:7411"
-
-
-class PutResult(msgspec.Struct, frozen=True):
-    """How a put ended.
-
-    Attributes:
-        status: "stored", or "exists" if the same content was there already (nothing was sent).
-        replicas: how many nodes hold it now; best effort, perhaps fewer than wanted.
-    """
-
-    status: Literal["stored", "exists"]
-    replicas: int
-    wanted_replicas: int
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
@@ -120,6 +99,7 @@ class StoreClient:
         self._master = MasterChannel(parse_address(master), key, timeout_s)
         host_id = local_host_id() if transport == "auto" else None
         self._reading = Reading(self._master, key, host_id)
+        self._writing = Writing(self._master, self._reading, timeout_s)
         self._closed = threading.Event()
         threading.Thread(target=self._keep_leases, name="store-leases", daemon=True).start()
 
@@ -166,7 +146,7 @@ class StoreClient:
         wanted_pin = _pin(pin)
         view = memory_of(value)
         start = PutStart(key, len(view), digest_of(view), replicas, node)
-        result = self._put(start, view, wanted_pin)
+        result = self._writing.put(start, view, wanted_pin)
         if wanted_pin is not Pin.NONE and result.status == "exists":
             self._master.ask(SetPin(key, wanted_pin), Done)
         return result
@@ -372,65 +352,6 @@ class StoreClient:
         if found is None:
             raise KeyMissing(missing_message(key))
         return found
-
-    def _put(self, start: PutStart, view: memoryview, pin: Pin) -> PutResult:
-        deadline_s = self._deadline_s()
-        avoid: tuple[str, ...] = ()
-        failure: Exception | None = None
-        status = Status.BUSY
-        while True:
-            if time.monotonic() >= deadline_s:
-                self._raise_unwritten(start.key, failure, status)
-            try:
-                reply = self._master.ask_any(msgspec.structs.replace(start, avoid=avoid))
-            except PoolFullError:
-                if failure is None:
-                    raise
-                avoid = ()  # Not full, but out of reach: they may come back.
-                time.sleep(RETRY_S)
-                continue
-            if isinstance(reply, PutExists):
-                return PutResult("exists", len(reply.nodes), start.replicas)
-            if isinstance(reply, PutBusy):
-                status = Status.BUSY
-                time.sleep(RETRY_S)
-                continue
-            assert isinstance(reply, PutGranted), reply
-            stored: tuple[str, ...] = ()
-            try:
-                for name in reply.nodes:
-                    try:
-                        status = self._reading.write(name, start, view, pin)
-                    except (OSError, TransferFailed) as error:
-                        failure = error
-                        avoid += (name,)
-                        continue
-                    if status == Status.OK:
-                        stored += (name,)
-                    elif status == Status.CONFLICT:
-                        self._raise_conflict(start)
-                    elif status == Status.FULL:
-                        avoid += (name,)
-            finally:
-                if stored != reply.nodes:  # Else the master knows by the nodes' reports.
-                    self._master.ask_any(PutEnd(start.key))
-            if stored:
-                self._reading.remember(start.key, Located(len(view), start.digest, stored))
-                return PutResult("stored", len(stored), start.replicas)
-            if failure is None:
-                time.sleep(RETRY_S)  # It arrived damaged, or another writes it to the same node.
-
-    def _raise_unwritten(self, key: str, failure: Exception | None, status: Status) -> NoReturn:
-        if failure is not None:
-            raise ReplicaUnreachable(f"could not write {key!r} to any node: {failure}") from failure
-        why = {
-            Status.CORRUPT: "its bytes changed while they were sent; keep the buffer as it is",
-            Status.AWAY: "the nodes have no word with the master; see whether it runs",
-        }.get(status, "another client is writing it; try again later, or choose another key")
-        raise StoreTimeout(f"could not write {key!r} within {self._timeout_s} s: {why}")
-
-    def _raise_conflict(self, start: PutStart) -> NoReturn:
-        raise KeyConflict(conflict_message(start.key))
 
     def _keep_leases(self) -> None:
         while not self._closed.wait(1.0):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from snowskin.store.objects.asking import RETRY_S, MasterChannel
-from snowskin.store.objects.catalog import missing_message
 from snowskin.store.objects.channels import ChannelPool, Known, read_request
+from snowskin.store.objects.entries import missing_message
 from snowskin.store.objects.errors import KeyMissing, ReplicaUnreachable
 from snowskin.store.objects.mapped import MappedNode, OnDisk
 from snowskin.store.objects.wire import Operation, Request, Status
