@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from snowskin.transfer.slicing import (
     BATCH_LEAST_BYTES,
+    RANGES_LIMIT,
     Batch,
     Coverage,
     Range,
@@ -102,6 +103,15 @@ def test_a_lone_worker_takes_all_at_once_and_follows():
     board = SliceBoard(3, 100, slice_bytes=65536)
     whole = tuple(Range(block, 0, 100) for block in range(3))
     assert board.take(1) == Batch(whole, follow=True, size_bytes=300)
+    assert board.take(1) is None
+
+
+def test_a_batch_has_a_bounded_number_of_ranges():
+    board = SliceBoard(3 * RANGES_LIMIT // 2, 10, slice_bytes=65536)
+    first = board.take(1)
+    board.defer(first.ranges)
+    batches = [board.take(1), board.take(1)]
+    assert [len(batch.ranges) for batch in batches] == [RANGES_LIMIT, RANGES_LIMIT // 2]
     assert board.take(1) is None
 
 

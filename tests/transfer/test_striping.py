@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from snowskin.terms.errors import InvalidInput, TransferFailed
+from snowskin.transfer.memory import Segment
+from snowskin.transfer.messenger import MessengerProcess
+from snowskin.transfer.nics import read_topology
 from snowskin.transfer.settings import TransferSettings
 from snowskin.transfer.topology import Address, LocalNic
 from snowskin.transfer.transports.tcp import HELPERS_LIMIT
 
 from .conftest import Reader
 from .conftest import SegmentLayout as Layout
-from .owner import Owner
+from .owner import KEY, Owner
 from .relay import Relay
 
 LAYOUT = Layout(slot_count=16, slot_bytes=3 << 20, part_count=3)
@@ -333,3 +336,60 @@ def test_a_connection_that_was_closed_while_it_lay_idle_is_replaced_without_blam
     assert all(result.landed)
     assert engine.stat().opened_connections == 2
     assert engine.stat().failed_paths == 0
+
+
+def test_a_messenger_on_all_addresses_is_reached_over_those_of_its_topology(tmp_path):
+    file = tmp_path / "topology.json"
+    file.write_text('{"cpu:0": [["127.0.0.2", "127.0.0.3"], ["127.0.0.4"]]}')
+    nics = read_topology(file).nics("cpu:0")
+    segment = Segment.create(LAYOUT)
+    own = Reader(LAYOUT)
+    messenger = MessengerProcess.start(
+        segment, node="peer", host="0.0.0.0", cluster_key=KEY, nics=nics
+    )
+    try:
+        port = messenger.peer.port
+        assert messenger.peer.addresses == (
+            Address("127.0.0.2", port, 0),
+            Address("127.0.0.3", port, 0),
+            Address("127.0.0.4", port, 1),
+        )
+        generations = []
+        for slot in range(16):
+            generations.append(segment.begin(slot, None))
+            segment.data[slot] = slot
+            segment.seal(slot)
+        engine = own.engine("tcp", nics=nics)
+        result = engine.pull(messenger.peer, own.blocks(generations), timeout_s=60)
+        assert all(result.landed)
+        assert all((own.segment.data[slot] == slot).all() for slot in range(16))
+        used = {(stat.path.local_host, stat.path.host) for stat in engine.path_stat()}
+        assert {host for _, host in used} == {"127.0.0.2", "127.0.0.3"}
+        assert {local for local, _ in used} <= {"127.0.0.2", "127.0.0.3"}
+    finally:
+        own.close()
+        messenger.stop()
+        segment.close()
+
+
+def test_a_segment_of_this_process_is_read_without_any_transport(reader):
+    segment = Segment.create(LAYOUT)
+    messenger = MessengerProcess.start(segment, node="here", cluster_key=KEY)
+    generation = segment.begin(4, None)
+    segment.data[4] = 9
+    segment.seal(4)
+    blocks = reader.blocks([generation, generation], [4, 5])
+    engine = reader.engine("auto")
+    engine.register(messenger.peer, segment)
+    assert engine.pull(messenger.peer, blocks, timeout_s=9).landed == (True, False)
+    assert (reader.segment.data[0] == 9).all()
+    stat = engine.stat()
+    assert (stat.local_bytes, stat.shm_bytes, stat.tcp_bytes) == (LAYOUT.slot_bytes, 0, 0)
+    engine.unregister(messenger.peer)
+    assert engine.pull(messenger.peer, blocks[:1], timeout_s=9).landed == (True,)
+    assert engine.stat().shm_bytes == LAYOUT.slot_bytes
+    only_local = reader.engine("local")
+    with pytest.raises(TransferFailed, match="no segment registered in this process"):
+        only_local.pull(messenger.peer, blocks[:1], timeout_s=9)
+    messenger.stop()
+    segment.close()

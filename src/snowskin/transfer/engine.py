@@ -145,7 +145,7 @@ class TransferEngine:
         for the caller to commit. After the return no slot is written any more.
 
         Args:
-            timeout_s: when to stop with what has landed; over TCP an hour at most.
+            timeout_s: when to stop with what has landed.
             cancelled: set by any thread to stop within about 20 ms.
             on_part: called with the number of leading parts that have landed in every block,
                 whenever it rises; on this thread or a helper's, one call at a time. It must not

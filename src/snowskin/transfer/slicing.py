@@ -23,6 +23,8 @@ BATCH_LEAST_BYTES = 1 << 20
 """Less than so much is not worth a request of its own while there is more."""
 BATCH_MOST_BYTES = 32 << 20
 """A worker comes back at least so often, to be told of a better way."""
+RANGES_LIMIT = 65_536
+"""Most ranges in one batch."""
 ATTEMPTS_LIMIT = 3
 """A range that has arrived damaged so often is given up: then it is not the path's fault."""
 
@@ -98,7 +100,8 @@ class SliceBoard:
             return None
         follow = False
         if workers <= 1:
-            taken = [*self._take_queued(self.total_bytes), *self._take_deferred(1)]
+            taken = self._take_queued(self.total_bytes)
+            taken += self._take_deferred(1, RANGES_LIMIT - len(taken))
             follow = True
         elif self.queued_bytes > self._deferred_bytes:
             ready_bytes = self.queued_bytes - self._deferred_bytes
@@ -166,7 +169,7 @@ class SliceBoard:
     def _take_queued(self, budget_bytes: int) -> list[Range]:
         """From the queue's head, whole blocks as long as they fit; at least one slice."""
         taken: list[Range] = []
-        while self._queued and budget_bytes > 0:
+        while self._queued and budget_bytes > 0 and len(taken) < RANGES_LIMIT:
             one = self._queued[0]
             if one.block in self._dropped_blocks:
                 self._forget(self._queued.popleft())
@@ -187,7 +190,7 @@ class SliceBoard:
             break
         return taken
 
-    def _take_deferred(self, workers: int) -> list[Range]:
+    def _take_deferred(self, workers: int, limit: int = RANGES_LIMIT) -> list[Range]:
         """An even share, spread over the blocks: neighbours are written at the same time."""
         if not self._deferred:
             return []
@@ -198,8 +201,9 @@ class SliceBoard:
                 self._forget(one)
             else:
                 live.append(one)
-        taken = live[::workers]
-        self._deferred = [one for at, one in enumerate(live) if at % workers]
+        taken = live[::workers][:limit]
+        end = workers * len(taken)
+        self._deferred = [one for at, one in enumerate(live) if at % workers or at >= end]
         self._deferred_bytes -= sum(one.stop - one.start for one in taken)
         return taken
 

@@ -30,6 +30,8 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from snowskin.transfer.slicing import RANGES_LIMIT
+
 REQUEST = struct.Struct("<4sIdI")
 REQUEST_MAGIC = b"PUL2"
 WANTED = struct.Struct("<IIQQQ")
@@ -39,7 +41,7 @@ _REQUEST_CHECKED = struct.Struct("<Id")
 _FRAME = struct.Struct("<BBxxIQQQ")
 _CRC = struct.Struct("<I")
 FRAME_BYTES = _FRAME.size + _CRC.size
-BLOCKS_LIMIT = 65_536
+BLOCKS_LIMIT = RANGES_LIMIT
 """Most ranges in one request."""
 HEARTBEAT_S = 0.25
 """A server that waits sends an ``IDLE`` frame so often."""
