@@ -10,12 +10,15 @@ import msgspec
 import typer
 
 from snowskin.cli.bench_serve import engine_command, serve_command
+from snowskin.cli.bench_simulate import conductor_command, simulate_command
 from snowskin.cli.sizes import parse_bytes
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine, beside its limits.")
 
 app.command("serve")(serve_command)
 app.command("engine")(engine_command)
+app.command("simulate")(simulate_command)
+app.command("conductor")(conductor_command)
 
 Json = Annotated[Path | None, typer.Option(help="Write the rows to this file.")]
 

@@ -89,25 +89,27 @@ def choose_decode(
             pool.sequences, pool.context_tokens, pool.corrections, strict=True
         )
     ]
-    crowded = [
-        sequences >= sequence_limit or tokens + prompt_tokens >= device_tokens
-        for sequences, sequence_limit, tokens, device_tokens in zip(
-            pool.sequences,
-            pool.sequence_limits,
-            pool.context_tokens,
-            pool.device_tokens,
-            strict=True,
-        )
-    ]
-    if all(crowded):
-        row = draw_least(tbts, rng)
-        reason = f"no decode node has room, {pool.nodes[row]} is the least loaded"
-    else:
-        scores = tbts
-        if True in crowded:
+    scores = tbts
+    reason = "{} has the least TBT"
+    # Most often even the fullest node would have room on the smallest device.
+    if max(pool.sequences) >= min(pool.sequence_limits) or (
+        max(pool.context_tokens) + prompt_tokens >= min(pool.device_tokens)
+    ):
+        crowded = [
+            sequences >= sequence_limit or tokens + prompt_tokens >= device_tokens
+            for sequences, sequence_limit, tokens, device_tokens in zip(
+                pool.sequences,
+                pool.sequence_limits,
+                pool.context_tokens,
+                pool.device_tokens,
+                strict=True,
+            )
+        ]
+        if all(crowded):
+            reason = "no decode node has room, {} is the least loaded"
+        else:
             scores = [inf if full else tbt_s for full, tbt_s in zip(crowded, tbts, strict=True)]
-        row = draw_least(scores, rng)
-        reason = f"{pool.nodes[row]} has the least TBT"
+    row = draw_least(scores, rng)
     rows = shortlist(tbts, row)
     candidates = tuple([pool.candidate(listed, prompt_tokens, tbts[listed]) for listed in rows])
-    return DecodeChoice(candidates[rows.index(row)], candidates, reason)
+    return DecodeChoice(candidates[rows.index(row)], candidates, reason.format(pool.nodes[row]))

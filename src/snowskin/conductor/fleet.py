@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from itertools import compress
+from itertools import compress, repeat
 
 from snowskin.conductor.admission import Refusal
 from snowskin.conductor.config import ConductorConfig
@@ -94,7 +94,7 @@ class Fleet:
     ) -> PrefillPool:
         """The prefill nodes whose queue is not full, with the prefix that each may reuse."""
         columns = self._prefill_columns
-        held = [prefixes.get(node, 0) for node in columns.nodes]
+        held = list(map(prefixes.get, columns.nodes, repeat(0)))
         if max(held) > usable_blocks:
             held = [min(blocks, usable_blocks) for blocks in held]
         # As ``PrefillNode.queue_s`` has it, without a call for each node.

@@ -6,7 +6,8 @@ A policy is a plain function of frozen views. ``POLICIES`` lists them all.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -78,7 +79,6 @@ class PrefillChoice(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-_Candidate = Callable[[PrefillQuestion, PrefillPool, int], PrefillCandidate]
 Policy = Callable[[PrefillQuestion, PrefillPool, random.Random], PrefillChoice]
 
 
@@ -87,7 +87,8 @@ def choose_at_random(
 ) -> PrefillChoice:
     """Any node, with equal chance; it reuses what it happens to hold."""
     index = rng.randrange(len(pool.nodes))
-    candidates, chosen = _score(question, pool, _local_ttfts(question, pool), index)
+    seconds = _PrefillSeconds(question)
+    candidates, chosen = _choice(pool, _local_ttfts(seconds, pool), index, seconds)
     return PrefillChoice(chosen, candidates, "drawn at random")
 
 
@@ -96,7 +97,7 @@ def choose_least_queue(
 ) -> PrefillChoice:
     """The node that is free soonest, whatever it holds."""
     index = draw_least(pool.queue_s, rng)
-    candidates, chosen = _score(question, pool, pool.queue_s, index)
+    candidates, chosen = _choice(pool, pool.queue_s, index, _PrefillSeconds(question))
     return PrefillChoice(chosen, candidates, f"{chosen.node} has the shortest queue")
 
 
@@ -104,8 +105,9 @@ def choose_least_local_ttft(
     question: PrefillQuestion, pool: PrefillPool, rng: random.Random
 ) -> PrefillChoice:
     """The least T_queue + T_prefill, with each node's own prefix only (FAST '25, Fig. 5)."""
-    ttfts = _local_ttfts(question, pool)
-    candidates, chosen = _score(question, pool, ttfts, draw_least(ttfts, rng))
+    seconds = _PrefillSeconds(question)
+    ttfts = _local_ttfts(seconds, pool)
+    candidates, chosen = _choice(pool, ttfts, draw_least(ttfts, rng), seconds)
     return PrefillChoice(chosen, candidates, _reason(chosen))
 
 
@@ -122,25 +124,27 @@ def choose_by_algorithm_1(
     source = question.source
     if source is None:
         return choose_least_local_ttft(question, pool, rng)
-    ttfts = _local_ttfts(question, pool)
-    # Most nodes hold the same few prefixes, most often none.
+    seconds = _PrefillSeconds(question)
+    ttfts = _local_ttfts(seconds, pool)
     transfers = {
         blocks: source.transfer_s(source.blocks - blocks)
         for blocks in set(pool.local_blocks)
         if question.may_fetch(blocks)
     }
     if transfers:
-        fetched_s = question.prefill_s(source.blocks)
+        fetched_s = seconds[source.blocks]
         fetching = map(transfers.get, pool.local_blocks)
         ttfts = [
             ttft_s
             if transfer_s is None
-            else min(ttft_s, transfer_s + queue_s + fetched_s * correction)
+            or ttft_s <= (fetching_s := transfer_s + queue_s + fetched_s * correction)
+            else fetching_s
             for ttft_s, transfer_s, queue_s, correction in zip(
                 ttfts, fetching, pool.queue_s, pool.corrections, strict=True
             )
         ]
-    candidates, chosen = _score(question, pool, ttfts, draw_least(ttfts, rng), _better_candidate)
+    least = draw_least(ttfts, rng)
+    candidates, chosen = _choice(pool, ttfts, least, seconds, transfers, source)
     return PrefillChoice(chosen, candidates, _reason(chosen))
 
 
@@ -153,9 +157,19 @@ POLICIES: dict[str, Policy] = {
 """Every way to choose a prefill node, by the name that the command line uses."""
 
 
-def _local_ttfts(question: PrefillQuestion, pool: PrefillPool) -> list[float]:
-    # Most nodes hold the same few prefixes, most often none.
-    seconds = {blocks: question.prefill_s(blocks) for blocks in set(pool.local_blocks)}
+class _PrefillSeconds(dict[int, float]):
+    """Predicted prefill time by reused blocks: most nodes hold the same few prefixes."""
+
+    def __init__(self, question: PrefillQuestion) -> None:
+        super().__init__()
+        self._question = question
+
+    def __missing__(self, reused_blocks: int) -> float:
+        seconds = self[reused_blocks] = self._question.prefill_s(reused_blocks)
+        return seconds
+
+
+def _local_ttfts(seconds: _PrefillSeconds, pool: PrefillPool) -> list[float]:
     return [
         queue_s + seconds[blocks] * correction
         for queue_s, blocks, correction in zip(
@@ -164,40 +178,43 @@ def _local_ttfts(question: PrefillQuestion, pool: PrefillPool) -> list[float]:
     ]
 
 
-def _local_candidate(question: PrefillQuestion, pool: PrefillPool, index: int) -> PrefillCandidate:
-    blocks = pool.local_blocks[index]
-    prefill_s = question.prefill_s(blocks) * pool.corrections[index]
-    return PrefillCandidate(pool.nodes[index], blocks, blocks, 0.0, pool.queue_s[index], prefill_s)
+def _candidate(
+    pool: PrefillPool,
+    index: int,
+    seconds: _PrefillSeconds,
+    transfers: Mapping[int, float],
+    source: FetchSource | None,
+) -> PrefillCandidate:
+    """A node as it would do best: by a fetch, where that is open to it and pays."""
+    blocks, queue_s = pool.local_blocks[index], pool.queue_s[index]
+    correction = pool.corrections[index]
+    prefill_s = seconds[blocks] * correction
+    if source is not None and blocks in transfers:
+        transfer_s, fetched_s = transfers[blocks], seconds[source.blocks] * correction
+        if transfer_s + queue_s + fetched_s < queue_s + prefill_s:
+            return PrefillCandidate(
+                pool.nodes[index],
+                blocks,
+                source.blocks,
+                transfer_s,
+                queue_s,
+                fetched_s,
+                source.node,
+            )
+    return PrefillCandidate(pool.nodes[index], blocks, blocks, 0.0, queue_s, prefill_s)
 
 
-def _better_candidate(question: PrefillQuestion, pool: PrefillPool, index: int) -> PrefillCandidate:
-    """The node as it would do best: by a fetch, where that is open to it and pays."""
-    local = _local_candidate(question, pool, index)
-    source = question.source
-    if source is None or not question.may_fetch(local.local_blocks):
-        return local
-    fetching = PrefillCandidate(
-        local.node,
-        local.local_blocks,
-        source.blocks,
-        source.transfer_s(source.blocks - local.local_blocks),
-        local.queue_s,
-        question.prefill_s(source.blocks) * pool.corrections[index],
-        source.node,
-    )
-    return fetching if fetching.ttft_s < local.ttft_s else local
-
-
-def _score(
-    question: PrefillQuestion,
+def _choice(
     pool: PrefillPool,
     scores: Sequence[float],
     chosen: int,
-    candidate: _Candidate = _local_candidate,
+    seconds: _PrefillSeconds,
+    transfers: Mapping[int, float] = MappingProxyType({}),
+    source: FetchSource | None = None,
 ) -> tuple[tuple[PrefillCandidate, ...], PrefillCandidate]:
     """The candidates worth recording, in node order, and the chosen one among them."""
     indices = shortlist(scores, chosen)
-    candidates = tuple([candidate(question, pool, index) for index in indices])
+    candidates = tuple([_candidate(pool, index, seconds, transfers, source) for index in indices])
     return candidates, candidates[indices.index(chosen)]
 
 

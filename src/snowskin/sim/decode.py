@@ -207,8 +207,9 @@ class DecodeBatch(Generic[J]):
         return self._cost.step_s(len(self._running), self._context_tokens)
 
     def _duration_s(self, steps: int) -> float:
-        growth_s = self._cost.context_token_s * len(self._running)
-        return steps * self._first_step_s() + growth_s * (steps * (steps - 1) / 2)
+        cost, count = self._cost, len(self._running)
+        first_s = cost.step_s(count, self._context_tokens)
+        return steps * first_s + cost.context_token_s * count * (steps * (steps - 1) / 2)
 
     def _steps_until(self, now_s: float) -> int:
         """Steps to the first boundary that is not before ``now_s``."""

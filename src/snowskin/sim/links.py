@@ -75,7 +75,7 @@ class Port:
         count = len(self.flows)
         if count <= 1:
             return left
-        for cap in sorted(flow.cap_bytes_per_s for flow in self.flows):
+        for cap in sorted([flow.cap_bytes_per_s for flow in self.flows]):
             share = left / count
             if cap >= share:
                 return share
@@ -174,12 +174,14 @@ class Network:
 
     def _rebalance(self, flows: dict[Flow, None]) -> None:
         """Give flows their rates, after a change at a port of each."""
+        levels: dict[Port, float] = {}
         for flow in flows:
-            rate = min(
-                flow.cap_bytes_per_s,
-                flow.source.level_bytes_per_s(),
-                flow.destination.level_bytes_per_s(),
-            )
+            rate = flow.cap_bytes_per_s
+            for port in (flow.source, flow.destination):
+                level = levels.get(port)
+                if level is None:
+                    level = levels[port] = port.level_bytes_per_s()
+                rate = min(rate, level)
             if rate != flow.rate_bytes_per_s:
                 self._settle(flow)
                 flow.rate_bytes_per_s = rate
