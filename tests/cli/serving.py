@@ -41,13 +41,7 @@ class Server:
 
     def family(self) -> set[int]:
         """The server's process and all its descendants."""
-        found, untold = set(), {self.process.pid}
-        while untold:
-            pid = untold.pop()
-            found.add(pid)
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                untold |= {int(child) for child in children.read_text().split()} - found
-        return found
+        return family_of(self.process.pid)
 
     def status(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.url}/snowskin/status").json())
@@ -57,6 +51,17 @@ class Server:
 
     def snowskin(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return snowskin(*arguments, environment=self.environment | {"SNOWSKIN_URL": self.url})
+
+
+def family_of(pid: int) -> set[int]:
+    """A process and all its descendants."""
+    found, untold = set(), {pid}
+    while untold:
+        pid = untold.pop()
+        found.add(pid)
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            untold |= {int(child) for child in children.read_text().split()} - found
+    return found
 
 
 def snowskin(

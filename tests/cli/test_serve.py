@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from tests.cli.serving import END_S, START_S, Server, snowskin, wait_until_gone
+from tests.cli.serving import END_S, START_S, Server, family_of, snowskin, wait_until_gone
 from tests.engine import tiny
 
 
@@ -169,6 +172,11 @@ def test_a_port_in_use_is_told_at_once(model_dir: Path) -> None:
         (["--log-level", "loud"], ["--log-level", "loud"]),
         (["--host", "0.0.0.0"], ["--api-key", "--cluster-key"]),
         (["--node-host", "10.1.2.3", "--api-key", "k"], ["--cluster-key"]),
+        (
+            "--node-host 192.0.2.1 --api-key k --cluster-key k "
+            "--model {tiny} --dtype fp32 --threads 1".split(),
+            ["--node-host", "192.0.2.1"],
+        ),
     ],
 )
 def test_a_bad_option_is_refused_by_name_and_value(
@@ -187,6 +195,71 @@ def test_a_model_that_the_engine_cannot_run_is_refused_by_name(tmp_path: Path) -
     ended = snowskin("serve", "--port", "0", "--model", str(tiny.build("gemma2", tmp_path)))
     assert ended.returncode == 2
     assert "soft-capping" in ended.stderr
+
+
+def test_a_cache_folder_that_cannot_be_used_is_told_before_anything_is_measured(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    environment = {**os.environ, "SNOWSKIN_CACHE": str(no_folder)}
+    ended = snowskin("serve", "--port", "0", "--model", str(model_dir), environment=environment)
+    assert ended.returncode == 2
+    assert str(no_folder) in ended.stderr
+    assert "SNOWSKIN_CACHE" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "measuring" not in ended.stderr
+
+
+def test_sigterm_during_the_first_measurement_leaves_no_process(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    environment = {**os.environ, "SNOWSKIN_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "snowskin", "serve", "--port", "0", "--model", str(model_dir)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+    family: set[int] = set()
+    deadline_s = time.monotonic() + END_S * 3
+    while len(family) < 2:  # The front, and what it measures in.
+        assert time.monotonic() < deadline_s, log.read_text()
+        family = family_of(process.pid)
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(END_S) != 0
+    wait_until_gone(family)
+    assert not list((tmp_path / "cache").rglob("*.json*"))
+
+
+def test_requests_that_come_during_the_shutdown_are_turned_away_at_once(
+    model_dir: Path, cache: Path, tmp_path: Path
+) -> None:
+    server = Server(model_dir, cache, tmp_path / "log")
+    body = {"prompt": "Hi", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+    answers: list[httpx.Response] = []
+
+    def keep_asking() -> None:
+        with httpx.Client(timeout=END_S) as client:
+            try:
+                while True:
+                    answers.append(client.post(f"{server.url}/v1/completions", json=body))
+            except httpx.TransportError:
+                return  # The server is gone.
+
+    askers = [threading.Thread(target=keep_asking) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    while server.status()["requests_in_flight"] < len(askers):
+        time.sleep(0.05)
+    server.process.terminate()
+    assert server.process.wait(END_S) == 0
+    for asker in askers:
+        asker.join(END_S)
+    refusals = [answer for answer in answers if answer.status_code != 200]
+    assert refusals
+    for answer in refusals:
+        assert answer.json()["error"]["message"].endswith("the server is shutting down")
+    assert "Traceback" not in server.log.read_text()
 
 
 def test_profile_measures_and_saves(model_dir: Path, tmp_path: Path) -> None:

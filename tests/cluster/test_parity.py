@@ -31,3 +31,11 @@ def test_a_recorded_live_run_replays_to_the_same_commands(tmp_path: Path) -> Non
     assert sum(isinstance(command, StartPrefill) for command in commands) == 6
     assert any(isinstance(command, GrantLease) for command in commands)
     assert any(isinstance(entry.event, FetchFinished) for entry in told)
+
+
+def test_a_journal_without_room_ends_and_the_requests_go_on(tmp_path: Path) -> None:
+    model_dir = tiny.build("llama", tmp_path)
+    with live_cluster(model_dir, journal="/dev/full") as live:
+        for seed in range(40):  # More than any buffer before the disk holds.
+            answer = live.ask(tiny.prompt_tokens(200, seed=seed), output_tokens=3, stop_tokens=())
+            assert len(answer.tokens) == 3

@@ -8,7 +8,10 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 import uvloop
@@ -35,6 +38,8 @@ def run_server(config: ServeConfig) -> None:
     Raises:
         SnowskinError: the model, the machine or a node cannot do what is asked; nothing is left.
     """
+    # Until the loop takes it over: an exception stops what prepares, and clears up after it.
+    signal.signal(signal.SIGTERM, _leave)
     with contextlib.closing(_listen(config)) as listener:
         model = prepare_model(config)
         info = serving_info(config, model)
@@ -62,6 +67,10 @@ def run_server(config: ServeConfig) -> None:
     # order would keep the user's prompt waiting for seconds.
     logging.shutdown()
     os._exit(0)
+
+
+def _leave(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 class _Server(uvicorn.Server):

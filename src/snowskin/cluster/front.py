@@ -24,7 +24,7 @@ from snowskin.conductor.journal import JournalHeader, RecordedConductor
 from snowskin.cost.profile import Profile
 from snowskin.store.directory import Directory
 from snowskin.terms.commands import Command
-from snowskin.terms.errors import InvalidInput
+from snowskin.terms.errors import InvalidInput, NodeUnavailable
 from snowskin.terms.events import Event, NodeJoined, NodeLost
 from snowskin.terms.ids import NodeId, RequestId, Role
 from snowskin.terms.request import GenerationRequest
@@ -65,7 +65,7 @@ class Cluster:
             self._conductor = header.conductor()
             machine: Machine = self._conductor
         else:
-            recorded = RecordedConductor(header, self._journal.write)
+            recorded = RecordedConductor(header, self._record)
             self._conductor, machine = recorded.conductor, recorded
         self._driver = ConductorDriver(machine, execute=self._execute, clock=time.monotonic)
         self._dispatch = Dispatch(
@@ -82,6 +82,7 @@ class Cluster:
         self._tasks: list[asyncio.Task[None]] = []
         self._settled = asyncio.Event()
         self._hopeless: NodeStartFailed | None = None
+        self._stopping = False
 
     # --- life ------------------------------------------------------------------------------
 
@@ -105,7 +106,8 @@ class Cluster:
             raise self._hopeless
 
     async def stop(self) -> None:
-        """End all requests and all processes."""
+        """End all requests and all processes; what comes from now on is turned away."""
+        self._stopping = True
         for flight in self._dispatch.flights():
             self._dispatch.fail(flight, "the server is shutting down")
         for task in self._tasks:
@@ -115,8 +117,7 @@ class Cluster:
         self._driver.close()
         if self._wire is not None:
             self._wire.close()
-        if self._journal is not None:
-            self._journal.close()
+        self._close_journal()
 
     # --- what the API asks -----------------------------------------------------------------
 
@@ -135,8 +136,10 @@ class Cluster:
 
         Raises:
             Overloaded: not admitted.
-            NodeUnavailable: no node of a needed role is up.
+            NodeUnavailable: no node of a needed role is up, or the server is shutting down.
         """
+        if self._stopping:
+            raise NodeUnavailable("the server is shutting down")
         flight = Flight(
             _seeded(request),
             block_tokens=self._config.block_tokens,
@@ -205,6 +208,24 @@ class Cluster:
         # A node that is gone takes no messages; its end is noticed by the supervisor.
         if self._wire is not None and self._roster.is_ready(node):
             self._wire.send(self._supervisor.identity(node), message)
+
+    def _record(self, line: bytes) -> None:
+        """Write to the journal, as long as its disk has room: serving is worth more than it."""
+        if self._journal is None:
+            return
+        try:
+            self._journal.write(line)
+        except OSError as error:
+            log.error("the journal ends here: %s", error)
+            self._close_journal()
+
+    def _close_journal(self) -> None:
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            try:
+                journal.close()
+            except OSError as error:
+                log.error("the journal's last lines are lost: %s", error)
 
     def _execute(self, command: Command) -> None:
         self._dispatch.execute(command)

@@ -14,7 +14,7 @@ from rich.console import Console
 from snowskin.cluster.config import YIELDING_THREADS, ServeConfig
 from snowskin.cluster.parts import segment_layout
 from snowskin.cost.profile import Profile, load_profile
-from snowskin.engine.default_model import cache_dir, resolve_model
+from snowskin.engine.default_model import cache_dir, make_cache_folder, resolve_model
 from snowskin.engine.model import ModelInfo, inspect_model
 from snowskin.terms.errors import InvalidInput, SnowskinError
 from snowskin.terms.keys import KeySpace
@@ -85,6 +85,7 @@ def machine_profile(config: ServeConfig, model: ModelInfo) -> Profile:
     """
     path = profile_path(model, threads=config.engine_threads, transport=config.transport)
     if not path.is_file():
+        make_cache_folder("profiles")
         Console(stderr=True).print(
             f"First start with [bold]{model.name}[/bold] on this machine: measuring its speed "
             "(once; again with `snowskin profile`)."

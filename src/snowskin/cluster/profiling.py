@@ -16,6 +16,7 @@ from snowskin.cluster.prepare import prepare_model, profile_path
 from snowskin.cost.costs import LinkCost
 from snowskin.cost.fit import fit_decode, fit_prefill
 from snowskin.cost.profile import FitError, Profile, save_profile
+from snowskin.engine.default_model import make_cache_folder
 from snowskin.engine.model import Model, ModelInfo
 from snowskin.engine.probe import ProbeLimits, ProbeResult, probe
 from snowskin.store.blocks import BlockStore
@@ -43,11 +44,11 @@ def measure_and_save(config: ServeConfig, *, budget_s: float, out: Path | None) 
         InvalidInput: no such model, or a place that cannot be written.
     """
     console = Console(stderr=True)
+    make_cache_folder("profiles")
     info = prepare_model(config)
     with console.status(f"measuring {info.name} for about {budget_s:g} s"):
         profile = _measure(config, info, budget_s=budget_s)
     path = profile_path(info, threads=config.engine_threads, transport=config.transport)
-    path.parent.mkdir(parents=True, exist_ok=True)
     for target in (path, out):
         if target is not None:
             save_profile(profile, target)

@@ -125,30 +125,42 @@ class Supervisor:
         backoff_s = FIRST_BACKOFF_S
         while True:
             supervised.begin()
-            child = self._spawn(supervised.node, supervised.identity)
-            supervised.child = child
-            status = await _exit_status(child)
-            child.end()
-            supervised.child = None
+            ending = await self._run_once(supervised)
             self._on_lost(supervised.node)
             if not supervised.was_ready and supervised.starts >= STARTS_BEFORE_GIVING_UP:
                 self._on_hopeless(
                     NodeStartFailed(
                         f"{supervised.node} failed to start {supervised.starts} times "
-                        f"(exit status {status}); its message stands above"
+                        f"({ending}); its message stands above"
                     )
                 )
                 return
             if supervised.was_stable(now_s=time.monotonic()):
                 backoff_s = FIRST_BACKOFF_S
             log.warning(
-                "%s ended (exit status %s), starting it again in %.1f s",
+                "%s ended (%s), starting it again in %.1f s",
                 supervised.node,
-                status,
+                ending,
                 backoff_s,
             )
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _run_once(self, supervised: Supervised) -> str:
+        """One life of a node's process, from its start to its end; how it ended."""
+        try:
+            child = self._spawn(supervised.node, supervised.identity)
+        except OSError as error:  # Out of processes or of files; that may pass.
+            return f"it could not be started: {error}"
+        supervised.child = child
+        try:
+            ending = f"exit status {await _exit_status(child)}"
+        except OSError as error:
+            child.kill()
+            ending = f"it could not be watched: {error}"
+        child.end()
+        supervised.child = None
+        return ending
 
 
 async def _exit_status(child: Child) -> int:

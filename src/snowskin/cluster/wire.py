@@ -17,6 +17,7 @@ import zmq.asyncio
 from zmq.utils import z85
 
 from snowskin.cluster.messages import FromNode, ToNode
+from snowskin.terms.errors import InvalidInput
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """A longer control message closes its connection."""
@@ -44,7 +45,11 @@ def _outcome(sent: Awaitable[object]) -> BaseException | None:
 
 
 class FrontWire:
-    """The front's end. ``identity`` names one incarnation of one node."""
+    """The front's end. ``identity`` names one incarnation of one node.
+
+    Raises:
+        InvalidInput: nothing can listen on ``host``.
+    """
 
     def __init__(self, *, host: str, cluster_key: bytes) -> None:
         self._context = zmq.asyncio.Context()
@@ -53,7 +58,18 @@ class FrontWire:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.curve_server = True
         self._socket.curve_secretkey = _front_secret(cluster_key)
-        port = self._socket.bind_to_random_port(f"tcp://{host}")
+        if ":" in host:
+            self._socket.setsockopt(zmq.IPV6, 1)
+            host = f"[{host}]"
+        try:
+            port = self._socket.bind_to_random_port(f"tcp://{host}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise InvalidInput(
+                f"--node-host {host}: nodes cannot be heard there: {error.strerror}; "
+                "give an address of this machine",
+                parameter="--node-host",
+            ) from error
         self.address = f"tcp://{host}:{port}"
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromNode)
@@ -98,6 +114,8 @@ class NodeWire:
         self._socket.curve_publickey = public
         self._socket.curve_secretkey = secret
         self._socket.curve_serverkey = zmq.curve_public(_front_secret(cluster_key))
+        if "[" in address:
+            self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToNode)

@@ -5,6 +5,8 @@ Profiles are JSON data. Those that come with the package lie beside this file in
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -84,8 +86,17 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as JSON that a person can read; replaces the file in one step."""
+    """Write a profile as JSON that a person can read; replaces the file in one step.
+
+    Raises:
+        InvalidInput: ``path`` cannot be written; nothing is left there.
+    """
     text = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
-    draft = path.with_name(path.name + ".draft")
-    draft.write_bytes(text)
-    draft.replace(path)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")  # Others may save it at once.
+    try:
+        draft.write_bytes(text)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise InvalidInput(f"cannot save {path}: {error.strerror}", parameter="path") from error

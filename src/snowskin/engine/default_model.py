@@ -44,6 +44,26 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "snowskin"
 
 
+def make_cache_folder(name: str) -> Path:
+    """The folder ``name`` of the cache, made if it is not there.
+
+    Raises:
+        SnowskinError: it can be neither made nor written.
+    """
+    folder = cache_dir() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        failure = "" if os.access(folder, os.W_OK) else "it cannot be written"
+    except OSError as error:
+        failure = error.strerror or str(error)
+    if failure:
+        raise SnowskinError(
+            f"the cache folder {folder} cannot be used: {failure}; set SNOWSKIN_CACHE to a folder "
+            "that can"
+        )
+    return folder
+
+
 def resolve_model(name_or_dir: str) -> Path:
     """The folder of a model, made first if it is the default and not there yet.
 
@@ -55,7 +75,10 @@ def resolve_model(name_or_dir: str) -> Path:
         SnowskinError: the default model cannot be fetched or converted.
     """
     if name_or_dir == DEFAULT_MODEL:
-        return convert_default_model(cache_dir() / "models" / _CONVERTED_NAME)
+        target = cache_dir() / "models" / _CONVERTED_NAME
+        if not target.is_dir():
+            make_cache_folder("models")
+        return convert_default_model(target)
     path = Path(name_or_dir).expanduser()
     if not path.is_dir():
         raise InvalidInput(
@@ -81,6 +104,9 @@ def convert_default_model(target: Path) -> Path:
     with _locked(target.with_suffix(".lock")):
         if target.is_dir():
             return target
+        # Left by makers that were killed: who makes holds the lock, so none of them lives.
+        for left in target.parent.glob("making-*"):
+            shutil.rmtree(left, ignore_errors=True)
         free_bytes = shutil.disk_usage(target.parent).free
         if free_bytes < _NEEDED_BYTES:
             raise SnowskinError(
