@@ -19,6 +19,7 @@ from snowskin.store.objects.reading import Reading
 from snowskin.store.objects.store import digest_of
 from snowskin.store.objects.words import (
     BATCH_LIMIT,
+    REPLICAS_LIMIT,
     Answer,
     AskPrefix,
     AskStat,
@@ -141,8 +142,8 @@ class StoreClient:
             StoreTimeout: another client is writing the key, and does not come to an end.
         """
         check_key(key)
-        if replicas < 1:
-            raise InvalidInput(f"replicas is {replicas}; it must be at least 1")
+        if not 1 <= replicas <= REPLICAS_LIMIT:
+            raise InvalidInput(f"replicas is {replicas}; it must be 1 to {REPLICAS_LIMIT}")
         wanted_pin = _pin(pin)
         view = memory_of(value)
         start = PutStart(key, len(view), digest_of(view), replicas, node)
@@ -331,8 +332,10 @@ class StoreClient:
             KeyMissing: there is no such object.
             StoreRefused: no such node is up.
         """
-        if (count is None) == (node is None) or (count is not None and count < 1):
-            raise InvalidInput("give either a count of at least 1 or a node")
+        if (count is None) == (node is None) or (
+            count is not None and not 1 <= count <= REPLICAS_LIMIT
+        ):
+            raise InvalidInput(f"give either a count of 1 to {REPLICAS_LIMIT} or a node")
         return self._master.ask(ChangeReplica(check_key(key), count, node), TransferStatus)
 
     def transfer_status(self, transfer: str | TransferStatus) -> TransferStatus:

@@ -272,14 +272,14 @@ class Master:
                 raise _BadCaller
 
     def _hear_node(self, caller: _Caller, message: Question) -> None:
-        if isinstance(message, Join):
+        if isinstance(message, Join) and caller.node is None:
             refusal = self.catalog.join(message.address, message.dram_bytes + message.ssd_bytes)
             if refusal is None:
                 caller.node = message.address.name
                 self._of_node[caller.node] = caller
             self._say(caller, refusal or Done())
             return
-        if caller.node is None:
+        if caller.node is None or isinstance(message, Join):
             raise _BadCaller
         match message:
             case Report(number=number, committed=committed, dropped=dropped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from snowskin.store.ssd import SsdConfig
 from snowskin.transfer.memory import Segment
 
 REMOVAL_FLUSH_S = 5.0
+_log = logging.getLogger(__name__)
+
 PROMOTIONS_LIMIT = 64
 """Most promotions that wait; more are left out until the next read."""
 
@@ -99,7 +102,9 @@ class Tiers:
         """Have everything in DRAM on SSD too, as far as it has room; before the process ends."""
         if self.shelf is None:
             return
-        for fact in self.dram.facts():
+        facts = self.dram.facts()
+        _log.info("saving %d objects to SSD", len(facts))
+        for fact in facts:
             with self.dram.reading(fact.key) as item:
                 if item is not None:
                     self._demote(item)

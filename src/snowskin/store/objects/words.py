@@ -7,6 +7,7 @@ report, the master commands. Bytes of objects never come this way, see ``wire``.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -14,6 +15,14 @@ KEY_LIMIT_BYTES = 1000
 """Longest key in UTF-8; the SSD tier puts 24 bytes before it."""
 BATCH_LIMIT = 8192
 """Most keys or objects in one message."""
+DIGEST_BYTES = 16
+REPLICAS_LIMIT = 1024
+
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=KEY_LIMIT_BYTES)]
+Size = Annotated[int, msgspec.Meta(ge=0)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+"""xxh3-128 of an object's content."""
+Replicas = Annotated[int, msgspec.Meta(ge=1, le=REPLICAS_LIMIT)]
 
 
 class Pin(IntEnum):
@@ -42,10 +51,9 @@ class NodeAddress(msgspec.Struct, frozen=True, array_like=True):
 class ObjectFact(msgspec.Struct, frozen=True, array_like=True):
     """An object that a node holds, whole and readable."""
 
-    key: str
-    size_bytes: int
-    digest: bytes
-    """xxh3-128 of its content."""
+    key: Key
+    size_bytes: Size
+    digest: Digest
     pin: Pin = Pin.NONE
     tier: str = "dram"
 
@@ -106,10 +114,10 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True, tag=3):
 class PutStart(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """May I write this? → PutGranted, PutExists, PutBusy or Refusal."""
 
-    key: str
-    size_bytes: int
-    digest: bytes
-    replicas: int = 1
+    key: Key
+    size_bytes: Size
+    digest: Digest
+    replicas: Replicas = 1
     node: str | None = None
     """Write there, if given."""
     avoid: tuple[str, ...] = ()
@@ -139,7 +147,7 @@ class ChangeReplica(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """More or fewer replicas, or one on this node. → TransferStatus."""
 
     key: str
-    replicas: int | None
+    replicas: Replicas | None
     node: str | None
 
 
