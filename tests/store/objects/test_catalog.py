@@ -90,7 +90,7 @@ class CatalogLaws(RuleBasedStateMachine):
             assert isinstance(answer, PutGranted)
             assert len(answer.nodes) == min(replicas, len(self.up))
             assert set(answer.nodes) <= self.up
-            self.writing[key] = (owner, content, self.now_s + 30 + 10 / 5e6, answer.nodes)
+            self.writing[key] = (owner, content, self.now_s + 30 + 10 / 5e6, set(answer.nodes))
 
     @rule(key=KEY, owner=OWNER)
     def end(self, key, owner):
@@ -117,9 +117,11 @@ class CatalogLaws(RuleBasedStateMachine):
         assert accepted.rejected == (() if fits else (key,))
         if fits:
             self.holds[node, key] = content
-            granted = self.writing[key][3] if key in self.writing else ()
-            if granted and all((name, key) in self.holds for name in granted):
-                del self.writing[key]
+            if key in self.writing:
+                unreported = self.writing[key][3]
+                unreported.discard(node)
+                if not unreported:
+                    del self.writing[key]
 
     @rule(node=NODE, key=KEY)
     def evict(self, node, key):

@@ -364,8 +364,10 @@ class Catalog:
             node.keys[fact.key] = None
             node.used_bytes += fact.size_bytes
         reserved = self._reserved.get(fact.key)
-        if reserved is not None and all(name in held.nodes for name in reserved.nodes):
-            self._unreserve(fact.key)
+        if reserved is not None:
+            reserved.unreported.discard(name)
+            if not reserved.unreported:
+                self._unreserve(fact.key)
         return True
 
     def _forget_replica(self, key: str, name: str) -> None:

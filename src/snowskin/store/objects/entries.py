@@ -18,9 +18,12 @@ class CatalogObject:
 
 
 class Reservation:
-    """Someone writes a key; ``owner`` is whatever ends when the writer dies."""
+    """Someone writes a key; ``owner`` is whatever ends when the writer dies.
 
-    __slots__ = ("digest", "nodes", "owner", "size_bytes", "until_s")
+    ``unreported`` are those of its nodes that have not said yet that they hold the object.
+    """
+
+    __slots__ = ("digest", "nodes", "owner", "size_bytes", "unreported", "until_s")
 
     def __init__(
         self, start: PutStart, nodes: tuple[str, ...], owner: object, until_s: float
@@ -28,6 +31,7 @@ class Reservation:
         self.size_bytes = start.size_bytes
         self.digest = start.digest
         self.nodes = nodes
+        self.unreported = set(nodes)
         self.owner = owner
         self.until_s = until_s
 

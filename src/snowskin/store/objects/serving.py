@@ -210,8 +210,10 @@ class ClientServing:
     def _write(self, request: Request, rest: bytes) -> None:
         held = self._tiers.fact(request.key)
         if held is not None:
-            same = held.digest == request.digest
-            self._refuse(request, rest, Status.OK if same else Status.CONFLICT)
+            status = Status.CONFLICT
+            if held.digest == request.digest:
+                status = self._reporter.committed(request.key)
+            self._refuse(request, rest, status)
             return
         pin = Pin(request.pin) if request.pin in _PINS else Pin.NONE
         item = self._store.reserve(request.key, request.length_bytes, pin)
@@ -232,7 +234,7 @@ class ClientServing:
             self._store.count(checksum_failures=1)
             self._connection.sendall(pack_reply(Status.CORRUPT))
             return
-        status = Status.CONFLICT
+        status = Status.BUSY
         if self._store.commit(item, request.digest):
             try:
                 status = self._reporter.committed(request.key)
