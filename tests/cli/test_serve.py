@@ -173,8 +173,7 @@ def test_a_port_in_use_is_told_at_once(model_dir: Path) -> None:
         (["--host", "0.0.0.0"], ["--api-key", "--cluster-key"]),
         (["--node-host", "10.1.2.3", "--api-key", "k"], ["--cluster-key"]),
         (
-            "--node-host 192.0.2.1 --api-key k --cluster-key k "
-            "--model {tiny} --dtype fp32 --threads 1".split(),
+            ["--node-host", "192.0.2.1", "--api-key", "k", "--cluster-key", "k"],
             ["--node-host", "192.0.2.1"],
         ),
     ],
@@ -184,7 +183,8 @@ def test_a_bad_option_is_refused_by_name_and_value(
 ) -> None:
     options = [option.format(tiny=model_dir) for option in options]
     environment = {**os.environ, "SNOWSKIN_CACHE": str(cache)}
-    ended = snowskin("serve", "--port", "0", *options, environment=environment)
+    usual = ["--model", str(model_dir), "--dtype", "fp32", "--threads", "1", "--port", "0"]
+    ended = snowskin("serve", *usual, *options, environment=environment)
     assert ended.returncode == 2
     for word in words:
         assert word in ended.stderr

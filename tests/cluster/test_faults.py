@@ -118,11 +118,12 @@ def test_a_killed_decode_node_fails_its_streams_at_once_and_no_others(
     eventually(lambda: idle(live), "nothing left in flight")
 
 
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_prefill_node_costs_no_request_that_had_no_token(
-    live: LiveCluster, model_dir: Path
+    by: signal.Signals, live: LiveCluster, model_dir: Path
 ) -> None:
     eventually(lambda: all_ready(live), "all nodes ready")
-    prompts = [tiny.prompt_tokens(700, seed=300 + i) for i in range(6)]
+    prompts = [tiny.prompt_tokens(700, seed=300 + 10 * by + i) for i in range(6)]
 
     async def killing() -> list[object]:
         flights = [await live.submit(prompt, output_tokens=4) for prompt in prompts]
@@ -131,7 +132,7 @@ def test_a_killed_prefill_node_costs_no_request_that_had_no_token(
         assert victim is not None
         pid = status[victim].pid
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, by)
         return [f.state for f in flights] + list(
             await asyncio.gather(*map(collect, flights), return_exceptions=True)
         )

@@ -133,16 +133,16 @@ class DecodeWorker:
         if isinstance(word, tuple):
             self._store.release([block.slot for block in word[0]])
         elif not cancelled.is_set():
-            self._say(m.JobFailed(request=request, reason=word))
+            self._say(word)
 
     def _pull(
         self, message: m.PullKv, cancelled: threading.Event
-    ) -> tuple[tuple[PlacedBlock, ...], m.KvArrived] | str:
+    ) -> tuple[tuple[PlacedBlock, ...], m.KvArrived] | m.JobFailed:
         """The prompt's blocks, all pinned, or why they could not be had (and none is pinned)."""
-        keys = message.job.keys
+        request, keys = message.job.request, message.job.keys
         places = self._find_room(message, cancelled)
         if places is None:
-            return "its DRAM pool stayed full"
+            return m.JobFailed(request=request, reason="its DRAM pool stayed full")
         held, own = places
         blocks = (*held, *own)
         wanted = message.blocks[len(held) :]
@@ -152,14 +152,15 @@ class DecodeWorker:
             )
         except TransferFailed as error:
             self._store.release([block.slot for block in blocks])
-            return str(error)
+            return m.JobFailed(request=request, reason=str(error), peer_failed=True)
         if landed_prefix(result) < len(own):
             self._store.release([block.slot for block in blocks])
-            return f"the KV of the prompt did not arrive whole from {message.peer.node}"
+            reason = f"the KV of the prompt did not arrive whole from {message.peer.node}"
+            return m.JobFailed(request=request, reason=reason, peer_failed=True)
         full = len(keys) - len(held)
         self._store.commit([block.slot for block in own[:full]], keys[len(held) :], depth=len(held))
         arrived = m.KvArrived(
-            request=message.job.request, kv_bytes=result.kv_bytes, transfer_s=result.transfer_s
+            request=request, kv_bytes=result.kv_bytes, transfer_s=result.transfer_s
         )
         return blocks, arrived
 

@@ -7,6 +7,7 @@ is laid down by the journey of one request (ARCHITECTURE.md).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 from snowskin.cluster import messages as m
@@ -44,6 +45,9 @@ _OUTCOMES = {
     RequestState.FAILED: Outcome.FAILED,
 }
 
+LOSS_GRACE_S = 5.0
+"""A node that fails to hand over KV is known to be lost after so long, if it is."""
+
 
 class Dispatch:
     """All requests in flight, and what is to be said about them to whom.
@@ -53,6 +57,7 @@ class Dispatch:
         tell: tells the Conductor an event.
         peer_of: a ready node's Messenger, None while the node is not ready.
         clock: seconds, monotonic.
+        later: calls a function after so many seconds.
     """
 
     def __init__(
@@ -62,12 +67,14 @@ class Dispatch:
         tell: Callable[[Event], None],
         peer_of: Callable[[NodeId], Peer | None],
         clock: Callable[[], float],
+        later: Callable[[float, Callable[[], None]], object],
         ledger: Ledger,
     ) -> None:
         self._send = send
         self._tell = tell
         self._peer_of = peer_of
         self._clock = clock
+        self._later = later
         self._ledger = ledger
         self._flights: dict[RequestId, Flight] = {}
         self._by_wire_id: dict[RequestId, Flight] = {}
@@ -177,10 +184,8 @@ class Dispatch:
                 self._kv_arrived(flight, node, message)
             case m.BatchJoined():
                 self._tell(DecodeStarted(request=flight.id, node=node))
-            case m.JobFailed(reason=reason):
-                if node == flight.decode and not flight.kv_arrived:
-                    self._ledger.count_failed_stream()
-                self.fail(flight, f"{node}: {reason}")
+            case m.JobFailed():
+                self._job_failed(flight, node, message)
             case _:
                 assert_never(message)
 
@@ -188,6 +193,21 @@ class Dispatch:
         """End a request with an error, and free what it holds everywhere."""
         self._recall(flight)
         self._finish(flight, RequestState.FAILED, RequestFailed(reason))
+
+    def _job_failed(self, flight: Flight, node: NodeId, message: m.JobFailed) -> None:
+        if node == flight.decode and not flight.kv_arrived:
+            self._ledger.count_failed_stream()
+        reason = f"{node}: {message.reason}"
+        if message.peer_failed and not flight.token_times_s:
+            # Most likely its prefill node is dying, and the word of that places it anew.
+            self._later(LOSS_GRACE_S, partial(self._fail_placement, flight.wire_id, reason))
+        else:
+            self.fail(flight, reason)
+
+    def _fail_placement(self, wire_id: RequestId, reason: str) -> None:
+        flight = self._by_wire_id.get(wire_id)
+        if flight is not None:
+            self.fail(flight, reason)
 
     def _prefill_began(self, flight: Flight, node: NodeId, message: m.PrefillAnnounced) -> None:
         flight.started_s = self._clock()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -73,6 +74,7 @@ class Cluster:
             tell=self._driver.tell,
             peer_of=self._roster.peer,
             clock=time.monotonic,
+            later=_call_later,
             ledger=self._ledger,
         )
         self._supervisor = Supervisor(
@@ -287,6 +289,10 @@ class Cluster:
             for node in self._roster.silent(now_s=time.monotonic(), timeout_s=HEARTBEAT_TIMEOUT_S):
                 log.error("%s has been silent for %g s; killing it", node, HEARTBEAT_TIMEOUT_S)
                 self._supervisor.kill(node)
+
+
+def _call_later(delay_s: float, function: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, function)
 
 
 def _seeded(request: GenerationRequest) -> GenerationRequest:

@@ -141,6 +141,8 @@ class JobFailed(msgspec.Struct, frozen=True, tag=True):
 
     request: RequestId
     reason: str
+    peer_failed: bool = False
+    """It is the other node's doing: its KV could not be had."""
 
 
 class StoreChanged(msgspec.Struct, frozen=True, tag=True):

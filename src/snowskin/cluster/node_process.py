@@ -57,6 +57,10 @@ def main() -> None:
     except SnowskinError as error:
         log.error("%s", error)
         sys.exit(1)
+    except Exception as error:
+        # Taking the interpreter apart takes seconds, in which the node would seem to live.
+        log.critical("it cannot go on", exc_info=error)
+        os._exit(1)
     # Everything is closed; taking torch apart in order would only cost seconds.
     os._exit(0)
 
