@@ -32,8 +32,10 @@ PLACES_LIMIT = 65_536
 """Places of objects that are remembered for each node."""
 RENEW_S = 5.0
 """Much less than ``serving.LEASE_S``."""
-ENDED_LIMIT = 1024
-"""Ended leases are told to the node at the latest when there are so many."""
+ENDED_LIMIT = 64
+ENDED_BYTES = 16 << 20
+"""Ended leases are told to the node within a second, and at once when there are so many, or they
+hold so many bytes."""
 
 _decode_place = msgspec.msgpack.Decoder(Place).decode
 _decode_layout = msgspec.msgpack.Decoder(SegmentLayout).decode
@@ -58,7 +60,8 @@ class MappedNode:
         self._lock = threading.Lock()
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._numbers = itertools.count(1)
-        self._live: dict[int, None] = {}
+        self._live: dict[int, int] = {}
+        """Lease → bytes that it holds."""
         self._ended: list[int] = []
         self._renewed_s = time.monotonic()
 
@@ -148,7 +151,7 @@ class MappedNode:
         place = self._ask_place(Operation.LEASE, key, number)
         if place is None:
             return None
-        self._live[number] = None
+        self._live[number] = place.size_bytes
         pieces = cut(place.extents, 0, place.size_bytes)
         if len(pieces) > 1:
             self._ended.append(number)
@@ -196,13 +199,18 @@ class MappedNode:
 
     def _ask_place(self, operation: Operation, key: str, number: int) -> Place | None:
         with self._lock:
-            if len(self._ended) >= ENDED_LIMIT:
+            if self._ended and self._is_much_ended():
                 self._renew()
             reply = self._channel.ask(pack_request(Request(operation, key, number)))
             packed = self._channel.body(reply)
         if reply.status == Status.ON_DISK:
             raise OnDisk
         return _decode_place(packed) if reply.status == Status.OK else None
+
+    def _is_much_ended(self) -> bool:
+        ended = self._ended[:ENDED_LIMIT]
+        held_bytes = sum(self._live.get(number, 0) for number in ended)
+        return len(ended) >= ENDED_LIMIT or held_bytes >= ENDED_BYTES
 
     def _renew(self) -> None:
         ended = self._ended[:]
