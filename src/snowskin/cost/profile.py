@@ -6,7 +6,7 @@ Profiles are JSON data. Those that come with the package lie beside this file in
 from __future__ import annotations
 
 import contextlib
-import os
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -92,7 +92,7 @@ def save_profile(profile: Profile, path: Path) -> None:
         InvalidInput: ``path`` cannot be written; nothing is left there.
     """
     text = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
-    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")  # Others may save it at once.
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")  # Others may save it at once.
     try:
         draft.write_bytes(text)
         draft.replace(path)
