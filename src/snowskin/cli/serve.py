@@ -77,8 +77,19 @@ def serve(
         str, typer.Option(help="Address of the nodes.", rich_help_panel=_NETWORK)
     ] = "127.0.0.1",
     transport: Annotated[
-        str, typer.Option(help="How KV travels: auto, shm or tcp.", rich_help_panel=_NETWORK)
+        str, typer.Option(help="How KV travels: auto, shm, tcp or nixl.", rich_help_panel=_NETWORK)
     ] = "auto",
+    slice_bytes: Annotated[
+        int,
+        typer.Option(help="Piece of a TCP transfer tried on one path.", rich_help_panel=_NETWORK),
+    ] = 65536,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help='JSON file like {"cpu:0": [["eth0"], ["eth1"]]}: preferred NICs, others.',
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -136,6 +147,8 @@ def serve(
         api_key=api_key,
         cluster_key=cluster_key,
         transport=transport,
+        slice_bytes=slice_bytes,
+        topology=topology,
         block_tokens=block_tokens,
         dram_bytes=parse_bytes(dram, option="--dram"),
         device_tokens=device_tokens,

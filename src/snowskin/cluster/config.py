@@ -13,7 +13,8 @@ from snowskin.conductor.prefill_choice import POLICIES
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.ids import NodeId, Role
 from snowskin.terms.keys import KeySpace
-from snowskin.transfer.engine import TRANSPORTS
+from snowskin.transfer.settings import TransferSettings
+from snowskin.transfer.slicing import SLICE_BYTES
 
 LOCAL_HOSTS = ("localhost",)
 YIELDING_THREADS = {"OMP_WAIT_POLICY": "passive"}
@@ -21,6 +22,7 @@ YIELDING_THREADS = {"OMP_WAIT_POLICY": "passive"}
 
 By default they spin; nodes that share cores then keep each other from the very work that is
 waited for (measured: a prefill pass of 512 tokens took 4 s instead of 1.2 s)."""
+NODE_TRANSPORTS = ("auto", "shm", "tcp", "nixl")
 MAX_NODES = 256
 """Nodes of one role in one cluster; the front keeps one process and one connection for each."""
 
@@ -58,6 +60,10 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_key: str | None = None
     cluster_key: str | None = None
     transport: str = "auto"
+    slice_bytes: int = SLICE_BYTES
+    """The least piece of a TCP transfer that is assigned to a path, and tried again on another."""
+    topology: str | None = None
+    """A JSON file that says which NICs serve which memory; None: all on ``node_host``."""
     block_tokens: int = 32
     """Our choice: small enough that a chat turn fills some, large enough for one copy to pay."""
     dram_bytes: int = 1 << 30
@@ -88,15 +94,17 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _in_range("--max-in-flight", self.max_in_flight, 1, 1_000_000)
         _in_range("--device-tokens", self.device_tokens, self.block_tokens, 1 << 30)
         _in_range("--threads", self.threads, 0, 1024)
+        TransferSettings(slice_bytes=self.slice_bytes)
         _positive("--ttft-slo", self.ttft_slo_s)
         _positive("--tbt-slo", self.tbt_slo_s)
         _one_of("--policy", self.policy, tuple(POLICIES))
         _one_of("--admission", self.admission, tuple(ADMISSIONS))
-        _one_of("--transport", self.transport, TRANSPORTS)
+        _one_of("--transport", self.transport, NODE_TRANSPORTS)
         for option, host in (("--host", self.host), ("--node-host", self.node_host)):
-            self._demand_keys(option, host)
+            self.demand_keys(option, host)
 
-    def _demand_keys(self, option: str, host: str) -> None:
+    def demand_keys(self, option: str, host: str) -> None:
+        """Refuse an address that other machines can reach, unless both keys are given."""
         if is_loopback(host):
             return
         if not self.api_key or not self.cluster_key:
@@ -156,6 +164,8 @@ class NodeConfig(msgspec.Struct, frozen=True):
     key_space: KeySpace
     """With an empty tenant salt; nodes extend keys, which needs no salt."""
     transport: str
+    slice_bytes: int
+    topology: str | None
     dram_bytes: int
     device_tokens: int
     chunk_tokens: int

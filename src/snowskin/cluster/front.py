@@ -198,6 +198,8 @@ class Cluster:
             device=config.device,
             key_space=self._info.key_space,
             transport=config.transport,
+            slice_bytes=config.slice_bytes,
+            topology=config.topology,
             dram_bytes=config.dram_bytes,
             device_tokens=config.device_tokens,
             chunk_tokens=config.chunk_tokens,

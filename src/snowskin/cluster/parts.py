@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from snowskin.cluster import messages as m
@@ -12,6 +13,12 @@ from snowskin.terms.errors import InvalidInput
 from snowskin.transfer.engine import TransferEngine
 from snowskin.transfer.memory import Segment, SegmentLayout
 from snowskin.transfer.messenger import MessengerProcess
+from snowskin.transfer.nics import read_topology
+from snowskin.transfer.settings import TransferSettings
+from snowskin.transfer.topology import LocalNic
+
+SEGMENT_LOCATION = "cpu:0"
+"""Where a topology file has a node's segment. Our choice: segments are not bound to NUMA nodes."""
 
 
 def segment_layout(info: ModelInfo, *, block_tokens: int, dram_bytes: int) -> SegmentLayout:
@@ -32,6 +39,15 @@ def segment_layout(info: ModelInfo, *, block_tokens: int, dram_bytes: int) -> Se
     )
 
 
+def segment_nics(topology: str | None) -> Sequence[LocalNic]:
+    """The addresses that serve a segment by a topology file; none where there is no file.
+
+    Raises:
+        InvalidInput: the file cannot be read, or is no topology.
+    """
+    return () if topology is None else read_topology(Path(topology)).nics(SEGMENT_LOCATION)
+
+
 class NodeParts:
     """What every node is made of, whatever its role. Making one loads the model."""
 
@@ -44,12 +60,22 @@ class NodeParts:
             info, block_tokens=config.key_space.block_tokens, dram_bytes=config.dram_bytes
         )
         self._segment = Segment.create(layout)
+        nics = segment_nics(config.topology)
         self.messenger = MessengerProcess.start(
-            self._segment, node=config.node, host=config.host, cluster_key=config.cluster_key
+            self._segment,
+            node=config.node,
+            host=config.host,
+            cluster_key=config.cluster_key,
+            nics=nics,
+            nixl=config.transport == "nixl",
         )
         self.store = BlockStore(self._segment, node=config.node)
         self.transfer = TransferEngine(
-            self._segment, transport=config.transport, cluster_key=config.cluster_key
+            self._segment,
+            transport=config.transport,
+            cluster_key=config.cluster_key,
+            settings=TransferSettings(slice_bytes=config.slice_bytes),
+            nics=nics,
         )
         self.model = Model.load(info)
         self.ready = m.NodeReady(

@@ -12,7 +12,7 @@ import xxhash
 from rich.console import Console
 
 from snowskin.cluster.config import YIELDING_THREADS, ServeConfig
-from snowskin.cluster.parts import segment_layout
+from snowskin.cluster.parts import segment_layout, segment_nics
 from snowskin.cost.profile import Profile, load_profile
 from snowskin.engine.default_model import cache_dir, make_cache_folder, resolve_model
 from snowskin.engine.model import ModelInfo, inspect_model
@@ -39,6 +39,8 @@ def serving_info(config: ServeConfig, model: ModelInfo) -> ServingInfo:
         InvalidInput: the nodes' memory holds not even one block, or there is not so much.
     """
     _check_memory(config)
+    for nic in segment_nics(config.topology):
+        config.demand_keys("--topology", nic.host)
     layout = segment_layout(model, block_tokens=config.block_tokens, dram_bytes=config.dram_bytes)
     pool_tokens = layout.slot_count * config.block_tokens
     return ServingInfo(
