@@ -65,6 +65,24 @@ def test_explain_tells_where_a_request_went_and_what_came_true(
     assert "req-unknown" in unknown.stderr
 
 
+def test_explain_tells_why_a_request_was_turned_away(
+    model_dir: Path, cache: Path, tmp_path: Path
+) -> None:
+    server = Server(model_dir, cache, tmp_path / "log", "--max-in-flight", "1")
+    body = {"prompt": "Hi", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    try:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=START_S):
+            refused = httpx.post(f"{server.url}/v1/completions", json=body)
+        assert refused.status_code == 429
+        told = server.snowskin("explain", refused.headers["x-request-id"])
+        assert told.returncode == 0, told.stderr
+        assert "rejected" in told.stdout
+        assert "1 requests are in flight" in told.stdout
+    finally:
+        server.process.terminate()
+        server.process.wait(END_S)
+
+
 def test_the_log_has_one_line_for_a_request(client: openai.OpenAI, server: Server) -> None:
     raw = client.completions.with_raw_response.create(
         model=client.models.list().data[0].id, prompt="one and only", max_tokens=3

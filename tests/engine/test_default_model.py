@@ -47,7 +47,8 @@ def test_the_cache_is_where_the_environment_says(
     assert cache_dir() == tmp_path / "own"
 
 
-def test_a_failed_conversion_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+def test_a_failed_conversion_leaves_nothing_of_itself_or_of_a_killed_one(tmp_path: Path) -> None:
+    (tmp_path / "models" / "making-killed" / "converted").mkdir(parents=True)
     # As on a machine without the package and without pip.
     code = (
         "import sys, importlib.util as u; real = u.find_spec\n"

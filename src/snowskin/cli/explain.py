@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -35,13 +36,14 @@ def explain(
     if as_json:
         typer.echo(body.decode())
         return
-    _show(msgspec.json.decode(body, type=Explanation), Console())
+    _show(_explanation(body), Console())
 
 
 def _ask(address: str, api_key: str | None) -> bytes:
     request = urllib.request.Request(address)
     if api_key:
-        request.add_header("Authorization", f"Bearer {api_key}")
+        # Headers take Latin-1; the bytes of the key are what the API compares.
+        request.add_header("Authorization", f"Bearer {api_key}".encode().decode("latin-1"))
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             body: bytes = response.read()
@@ -52,6 +54,15 @@ def _ask(address: str, api_key: str | None) -> bytes:
         raise SnowskinError(
             f"no answer from {address}: {error}; name the server with --url"
         ) from error
+
+
+def _explanation(body: bytes) -> Explanation:
+    """As sent. JSON knows no infinity: what was never predicted, as of a full queue, is null."""
+    told = msgspec.json.decode(body)
+    for name in ("ttft_s", "tbt_s"):
+        if told["decision"][name] is None:
+            told["decision"][name] = math.inf
+    return msgspec.convert(told, Explanation)
 
 
 def _message(body: bytes) -> str | None:
@@ -142,6 +153,6 @@ def _truth_table(told: Explanation) -> Table:
 
 
 def _seconds(value: float | None) -> str:
-    if value is None:
+    if value is None or math.isinf(value):
         return "–"
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
