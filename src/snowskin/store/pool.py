@@ -317,12 +317,7 @@ class BlockPool:
             run, last_count = order.next_run()
             assert not run.pins, f"{run.slots} are pinned"
             assert not run.leases, f"{run.slots} are leased"
-            order.protect(run)
-            wanted = min(last_count, count - len(slots))
-            if wanted < len(run.keys):
-                # Nobody else knows of the rest: it need not be told where its keys are.
-                kept, run = run, run.cut(len(run.keys) - wanted)
-                order.enter(kept)
+            run = order.take_last(run, min(last_count, count - len(slots)))
             for key in run.keys:
                 del held[key]
             slots += run.slots

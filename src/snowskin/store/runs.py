@@ -148,3 +148,19 @@ class EvictionOrder:
             if run.entry is entry:
                 return run, 1 if self._by_depth else len(run.keys)
             heapq.heappop(heap)
+
+    def take_last(self, run: Run, count: int) -> Run:
+        """Part the last ``count`` blocks of an exposed run from it: they are out of the order."""
+        rest_count = len(run.keys) - count
+        if not rest_count:
+            self.protect(run)
+            return run
+        if self._by_depth:
+            self.protect(run)
+            taken = run.cut(rest_count)
+            self.enter(run)
+        else:
+            # The rest keeps its place.
+            taken = run.cut(rest_count)
+            self.block_count -= count
+        return taken

@@ -10,7 +10,7 @@ from snowskin.terms.events import PlacedBlock
 from snowskin.terms.ids import BlockKey, NodeId, RequestId
 
 
-class PrefillCandidate(msgspec.Struct, frozen=True):
+class PrefillCandidate(msgspec.Struct, frozen=True, gc=False):
     """One prefill node as Algorithm 1 saw it. Times in seconds."""
 
     node: NodeId
@@ -29,7 +29,7 @@ class PrefillCandidate(msgspec.Struct, frozen=True):
         return self.transfer_s + self.queue_s + self.prefill_s
 
 
-class DecodeCandidate(msgspec.Struct, frozen=True):
+class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
     """One decode node as the choice saw it, with this request counted in."""
 
     node: NodeId

@@ -13,7 +13,7 @@ import msgspec
 from snowskin.terms.ids import BlockKey, NodeId, RequestId, Role, SlotIndex, Tier
 
 
-class PlacedBlock(msgspec.Struct, frozen=True):
+class PlacedBlock(msgspec.Struct, frozen=True, gc=False):
     """A committed block and where it lies on its node.
 
     ``generation`` counts the uses of a slot; a reader that finds another one there has a miss.
