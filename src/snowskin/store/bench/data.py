@@ -20,7 +20,11 @@ from snowskin.store.objects.errors import KeyMissing
 from snowskin.terms.errors import InvalidInput
 
 KEYS_LIMIT = 4096
+PUT_LIMIT_BYTES = 1 << 30
+"""Memory for what is put in a round; beyond it the node evicts."""
 BATCH = 16
+BATCH_BYTES = 64 << 20
+"""Objects of one get_many: so many, as long as they have no more bytes."""
 DEFAULT_SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 
 
@@ -60,8 +64,8 @@ class StoreRow(msgspec.Struct, frozen=True):
 
     Attributes:
         transport: "tcp" (as if the node were remote) or "shm" (same host).
-        op: get_into (caller's memory), get (a view, or fresh memory), get_many, put_from; the last
-            two of ``BATCH`` objects, and one object, at a call.
+        op: get_into (caller's memory), get (a view, or fresh memory), get_many (up to ``BATCH``
+            objects at a call), put_from.
         p50_s, p99_s: time of a call.
         limit_bytes_per_s: tcp: a bare Python socket; shm: a copy and one unix round trip.
     """
@@ -112,7 +116,7 @@ class _Bench:
         """Store what will be read."""
         for index in range(self._count):
             self._value[: min(8, self._size)] = index.to_bytes(8, "little")[: self._size]
-            self._clients["shm"].put(self.key(index), self._value)
+            self._clients["shm"].put(self.key(index), self._value, pin="hard")
         if self._peer is not None:
             self._peer.fill(self._size, self._count)
 
@@ -175,6 +179,7 @@ class _Bench:
 
         def open_lane(number: int) -> Act:
             buffer, size = self._buffer(), self._size
+            batch = max(1, min(BATCH, self._count, BATCH_BYTES // size))
 
             def get_into(index: int) -> int:
                 return client.get_into(self.key(index + number), buffer)
@@ -183,10 +188,10 @@ class _Bench:
                 return len(client.get(self.key(index + number)))
 
             def get_many(index: int) -> int:
-                first = (index + number) * BATCH
-                values = client.get_many([self.key(first + offset) for offset in range(BATCH)])
+                first = (index + number) * batch
+                values = client.get_many([self.key(first + offset) for offset in range(batch)])
                 assert None not in values.values()
-                return size * BATCH
+                return size * len(values)
 
             return {"get_into": get_into, "get": get, "get_many": get_many}[op]
 
@@ -222,7 +227,8 @@ def bench_store(config: StoreBenchConfig, show: Callable[[StoreRow], object]) ->
     largest = max(*config.sizes, 1)
     raw = RawServer(max(config.cycle_bytes, 4 * largest))
     peer = Peer(config.peer_python) if config.peer_python else None
-    room = config.cycle_bytes + 16 * largest * max(config.clients) + (256 << 20)
+    put_bytes = min(8 * largest * max(config.clients), PUT_LIMIT_BYTES)
+    room = max(config.cycle_bytes, 4 * largest) + put_bytes + (64 << 20)
     try:
         with (
             running_store(room) as master,
