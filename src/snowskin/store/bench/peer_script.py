@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import socket
@@ -48,10 +49,9 @@ def start_master(port: int) -> subprocess.Popen[bytes]:
 
 def connect(port: int, segment_bytes: int) -> Any:
     """A client that lends so much memory."""
-    from mooncake.store import MooncakeDistributedStore  # type: ignore[import-not-found]
-
+    mooncake = importlib.import_module("mooncake.store")
     for _ in range(START_TRIES):
-        store = MooncakeDistributedStore()
+        store = mooncake.MooncakeDistributedStore()
         status = store.setup(
             "127.0.0.1", "P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, "tcp", "", f"127.0.0.1:{port}"
         )
