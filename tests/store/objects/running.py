@@ -131,11 +131,15 @@ class ProcessStore:
             )
             for name in nodes
         }
-        self.master.wait_ready()
-        for node in self.nodes.values():
-            node.wait_ready()
-        with self.client() as client:
-            wait_until(lambda: len(client.stat().nodes) == len(nodes))
+        try:
+            self.master.wait_ready()
+            for node in self.nodes.values():
+                node.wait_ready()
+            with self.client() as client:
+                wait_until(lambda: len(client.stat().nodes) == len(nodes))
+        except BaseException:
+            self.close()
+            raise
 
     def client(self, **options):
         return StoreClient(self.address, **options)
