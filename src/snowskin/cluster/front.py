@@ -244,7 +244,12 @@ class Cluster:
             node = NodeId(identity.partition("#")[0])
             if not self._supervisor.is_current(node, identity):
                 continue
-            self._hear(node, message)
+            try:
+                self._hear(node, message)
+            except Exception:
+                # What this node has of which request is no longer known; its loss sets that right.
+                log.exception("%s said what could not be dealt with; killing it", node)
+                self._supervisor.kill(node)
 
     def _hear(self, node: NodeId, message: m.FromNode) -> None:
         now_s = time.monotonic()
