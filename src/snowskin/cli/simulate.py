@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,6 +112,8 @@ def simulate(
         _sweep(read, config, sweep, jobs=jobs, json=json)
         return
     outcome = _run(read, config, check=check, samples=SAMPLES if plots else 0)
+    # The process is about to end: no collection needs to walk through the simulated world.
+    gc.freeze()
     took_s = time.perf_counter() - began_s
     _show([outcome.summary], took_s=took_s)
     if json is not None:
