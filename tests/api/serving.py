@@ -35,7 +35,7 @@ def served(
             assert not thread.is_alive()
 
 
-def until(reached: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+def until(reached: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """Wait for a state, with a bound that only a hanging server meets."""
     deadline_s = time.monotonic() + timeout_s
     while not reached():
