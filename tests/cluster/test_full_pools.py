@@ -53,9 +53,8 @@ def test_second_turns_that_fill_the_decode_pool_together_do_not_wait_for_each_ot
         running = await live.submit([1, 2, 3], output_tokens=900, stop_tokens=())
         await anext(aiter(running))
         waiting = await live.submit(tiny.prompt_tokens(32 * BLOCK_TOKENS, seed=4), output_tokens=2)
-        while (
-            waiting.first is None or not waiting.kv_arrived
-        ):  # Then it waits for the one place in the batch.
+        # Then its prefill node is free, and it waits for the one place in the batch.
+        while waiting.first is None or not waiting.kv_arrived:
             await asyncio.sleep(0.005)
         flights = [await live.submit(tokens, output_tokens=2) for tokens in second]
         while any(flight.first is None for flight in flights):

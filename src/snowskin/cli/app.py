@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -46,9 +46,21 @@ def _root(
 
 
 def main() -> None:
-    """The entry point: errors of ours become one clear line, and exit status 2."""
+    """The entry point: what a user can mend becomes one clear line, and exit status 2."""
     try:
         app()
     except SnowskinError as error:
-        typer.secho(f"snowskin: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(2)
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "snowskin":
+            raise
+        _fail(f"this command needs {error.name}: pip install 'snowskin[serve]'")
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.secho(f"snowskin: {message}", fg=typer.colors.RED, err=True)
+    sys.exit(2)

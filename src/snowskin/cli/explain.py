@@ -52,7 +52,8 @@ def _ask(address: str, api_key: str | None) -> bytes:
         raise InvalidInput(_message(error.read()) or f"{address}: {error}") from error
     except (urllib.error.URLError, ValueError, TimeoutError) as error:
         raise SnowskinError(
-            f"no answer from {address}: {error}; name the server with --url"
+            f"no answer from {address} ({getattr(error, 'reason', error)}); is the server up? "
+            "Name it with --url http://HOST:PORT"
         ) from error
 
 
@@ -114,7 +115,7 @@ def _prefill_table(told: Explanation) -> Table:
 def _decode_table(told: Explanation) -> Table:
     table = Table(title="decode candidates (predicted, with this request)", title_justify="left")
     table.add_column("node", no_wrap=True)
-    for column in ("sequences", "context", "TBT"):
+    for column in ("sequences", "context", "step"):
         table.add_column(column, justify="right")
 
     def add(candidate: DecodeCandidate) -> None:
@@ -145,7 +146,8 @@ def _truth_table(told: Explanation) -> Table:
         ("prefill", None if chosen is None else chosen.prefill_s, told.prefill_s),
         ("TTFT", told.decision.ttft_s, told.ttft_s),
         ("KV to the decode node", None, told.kv_transfer_s),
-        ("TBT", told.decision.tbt_s, told.tbt_s),
+        ("decode step", told.decision.tbt_s, None),
+        ("TBT (longest 10 %)", None, told.tbt_s),
     )
     for name, predicted, real in rows:
         table.add_row(name, _seconds(predicted), _seconds(real))
@@ -155,4 +157,4 @@ def _truth_table(told: Explanation) -> Table:
 def _seconds(value: float | None) -> str:
     if value is None or math.isinf(value):
         return "–"
-    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"

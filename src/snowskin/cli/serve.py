@@ -118,8 +118,7 @@ def serve(
 ) -> None:
     """Serve a model behind an OpenAI-compatible API, with separate prefill and decode nodes.
 
-    Then, for example: curl localhost:8000/v1/chat/completions -H 'content-type: application/json'
-    -d '{"messages": [{"role": "user", "content": "The capital of France?"}]}'
+    Then point any OpenAI client at http://localhost:8000/v1, or open /docs there.
     """
     from snowskin.cli.server import run_server
     from snowskin.cluster.config import ServeConfig

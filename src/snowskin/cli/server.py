@@ -101,6 +101,7 @@ async def _run(cluster: Cluster, server: _Server, listener: socket.socket) -> No
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     cluster.launch()
+    log.info("starting %s", ", ".join(node.node for node in cluster.status().nodes))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(_announce(cluster, listener.getsockname()[1]))
     stopping = asyncio.create_task(stop.wait())

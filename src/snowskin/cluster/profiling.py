@@ -29,6 +29,8 @@ LINK_BLOCKS = (1, 4, 16, 64)
 """Sizes of the pulls that the link is measured by."""
 LINK_REPEATS = 5
 LINK_TIMEOUT_S = 30.0
+NOISY_RATIO = 0.3
+"""A worst error beyond it says more of the machine's other work than of the model."""
 SLOWEST_LATENCY_S = 1e-6
 """A fitted latency below this is noise; the wire is never free."""
 
@@ -52,8 +54,9 @@ def measure_and_save(config: ServeConfig, *, budget_s: float, out: Path | None) 
     for target in (path, out):
         if target is not None:
             save_profile(profile, target)
-            console.print(f"saved {target}")
+            console.print(f"saved {target}", soft_wrap=True, highlight=False)
     _tell(profile, console)
+    _warn_if_noisy(profile, console)
     return profile
 
 
@@ -165,6 +168,15 @@ def _tell(profile: Profile, console: Console) -> None:
     console.print(
         f"transfer {transfer.bytes_per_s / 1e9:.2f} GB/s, latency {transfer.latency_s * 1e3:.2f} ms"
     )
+
+
+def _warn_if_noisy(profile: Profile, console: Console) -> None:
+    errors = [e.worst_ratio for e in (profile.prefill_error, profile.decode_error) if e is not None]
+    if max(errors, default=0.0) > NOISY_RATIO:
+        console.print(
+            "The times scatter: this machine was busy. Run `snowskin profile` again when it is "
+            "quiet; until then the Conductor corrects its predictions as it serves."
+        )
 
 
 def _error(error: FitError | None) -> str:
