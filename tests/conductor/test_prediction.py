@@ -1,3 +1,5 @@
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,7 +7,9 @@ from hypothesis import strategies as st
 from snowskin.conductor.config import ConductorConfig
 from snowskin.conductor.fleet import Fleet
 from snowskin.conductor.prediction import Correction, DecodeTime
-from tests.conductor.cluster import D0, D1, P0, PROFILE, joined
+from snowskin.terms.events import IncomingTraffic
+from snowskin.terms.ids import NodeId
+from tests.conductor.cluster import D0, D1, P0, P1, PROFILE, joined
 
 times = st.floats(0, 1e6)
 
@@ -49,6 +53,28 @@ def test_with_no_weight_the_decode_time_stays_as_configured():
     decode_time = DecodeTime(first_guess_s=10.0, weight=0.0)
     decode_time.observe(2.0)
     assert decode_time.seconds == 10.0
+
+
+def test_a_prefix_is_fetched_from_the_holder_that_its_peers_read_least_from():
+    fleet = Fleet(ConductorConfig(), PROFILE)
+    for node in (P0, P1, D0, D1):
+        fleet.join(joined(node))
+    held = {P0: 4, D0: 4}
+
+    def source() -> NodeId:
+        best = fleet.best_source(held, 4, random.Random(0))
+        assert best is not None
+        return best.node
+
+    fleet.hear_traffic(D1, (IncomingTraffic(P0, 5000),))
+    assert source() == D0
+    fleet.hear_traffic(P1, (IncomingTraffic(D0, 9000),))
+    assert source() == P0
+    fleet.hear_traffic(P1, ())
+    assert source() == D0
+    fleet.lose(D1)
+    fleet.hear_traffic(P1, (IncomingTraffic(D0, 1),))
+    assert source() == P0
 
 
 def test_a_node_that_joins_late_is_taken_to_be_as_fast_as_its_peers():

@@ -21,7 +21,7 @@ from snowskin.cluster import messages as m
 from snowskin.cluster.config import NodeConfig
 from snowskin.cluster.parts import NodeParts
 from snowskin.cluster.wire import NodeWire
-from snowskin.terms.events import NodeReported
+from snowskin.terms.events import IncomingTraffic, NodeReported
 
 log = logging.getLogger("snowskin.node")
 
@@ -163,6 +163,11 @@ class Node:
                 waiting_sequences=load.waiting_sequences,
                 context_tokens=load.context_tokens,
                 step_s=statistics.median(steps_s) if steps_s else None,
+                incoming=tuple(
+                    IncomingTraffic(peer=link.node, bytes_in_flight=link.bytes_in_flight)
+                    for link in self.parts.transfer.link_stat()
+                    if link.bytes_in_flight
+                ),
             )
             self._send((m.Heartbeat(report=report, counters=self._counters(load)),))
             await asyncio.sleep(HEARTBEAT_S)

@@ -303,9 +303,12 @@ class Conductor:
         return self.ledger.close_fetch(flight, now_s=self._now_s)
 
     def _report(self, event: NodeReported) -> tuple[Command, ...]:
+        if event.node not in self.ledger.fleet:
+            return self._ignore()
+        self.ledger.fleet.hear_traffic(event.node, event.incoming)
         node = self.ledger.fleet.decode.get(event.node)
         if node is None:
-            return () if event.node in self.ledger.fleet else self._ignore()
+            return ()
         node.report(event.context_tokens)
         if event.step_s is not None and event.running_sequences > 0:
             predicted_s = self.profile.decode.step_s(event.running_sequences, event.context_tokens)

@@ -20,7 +20,7 @@ from snowskin.conductor.state import (
 )
 from snowskin.cost.profile import Profile
 from snowskin.terms.commands import RejectCause
-from snowskin.terms.events import NodeJoined
+from snowskin.terms.events import IncomingTraffic, NodeJoined
 from snowskin.terms.ids import NodeId, Role
 
 _NO_NODE_RETRY_S = 5.0
@@ -41,6 +41,8 @@ class Fleet:
         self.prefill: dict[NodeId, PrefillNode] = {}
         self.decode: dict[NodeId, DecodeNode] = {}
         self._nodes: dict[NodeId, Node] = {}
+        self._incoming: dict[NodeId, tuple[IncomingTraffic, ...]] = {}
+        """Each node's last word of what it waits for."""
         self._line_up()
 
     def __contains__(self, node: NodeId) -> bool:
@@ -61,6 +63,7 @@ class Fleet:
 
     def lose(self, node: NodeId) -> None:
         """A node is gone, with all that was known of it."""
+        self.hear_traffic(node, ())
         del self._nodes[node]
         self.prefill.pop(node, None)
         self.decode.pop(node, None)
@@ -118,6 +121,17 @@ class Fleet:
         """Every decode node with every request that was placed on it."""
         return self._decode_pool
 
+    def hear_traffic(self, reporter: NodeId, incoming: Sequence[IncomingTraffic]) -> None:
+        """A node says what it still waits for, from each of its peers."""
+        for traffic in self._incoming.pop(reporter, ()):
+            if (peer := self._nodes.get(traffic.peer)) is not None:
+                peer.hear_traffic(reporter, 0)
+        if incoming:
+            self._incoming[reporter] = tuple(incoming)
+        for traffic in incoming:
+            if (peer := self._nodes.get(traffic.peer)) is not None:
+                peer.hear_traffic(reporter, traffic.bytes_in_flight)
+
     def best_source(
         self, prefixes: Mapping[NodeId, int], usable_blocks: int, rng: random.Random
     ) -> FetchSource | None:
@@ -136,8 +150,8 @@ class Fleet:
         if not holders:
             return None
         if len(holders) > 1:
-            least = min([node.egress_bytes for node in holders])
-            holders = [node for node in holders if node.egress_bytes == least]
+            least = min([node.busy_bytes for node in holders])
+            holders = [node for node in holders if node.busy_bytes == least]
         source = holders[0] if len(holders) == 1 else rng.choice(holders)
         link = self._profile.transfer
         ratio = source.link.ratio
@@ -145,7 +159,7 @@ class Fleet:
             source.node,
             best,
             link.latency_s * ratio,
-            source.egress_bytes / link.bytes_per_s * ratio,
+            source.busy_bytes / link.bytes_per_s * ratio,
             self._block_bytes / link.bytes_per_s * ratio,
         )
 

@@ -124,7 +124,7 @@ class Ledger:
         keys = flight.arrived.keys[chosen.local_blocks : chosen.reused_blocks]
         blocks = self._directory.placed(source_name, keys)
         transfer_bytes = len(blocks) * self._profile.kv_bytes(self._config.block_tokens)
-        expected_s = self._profile.transfer.seconds(source.egress_bytes + transfer_bytes)
+        expected_s = self._profile.transfer.seconds(source.busy_bytes + transfer_bytes)
         flight.fetch = OpenFetch(source_name, transfer_bytes, expected_s)
         source.send(transfer_bytes)
         lease = GrantLease(source_name, flight.arrived.request, keys, self._config.lease_s)

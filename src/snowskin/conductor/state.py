@@ -24,7 +24,7 @@ class Stage(IntEnum):
 class Node:
     """What both kinds of node have: a name, limits and an outgoing link."""
 
-    __slots__ = ("egress_bytes", "joined", "link", "node")
+    __slots__ = ("_told_bytes", "egress_bytes", "joined", "link", "node")
 
     role: Role
 
@@ -33,7 +33,25 @@ class Node:
         self.joined = joined
         self.egress_bytes = 0
         """Bytes of fetches that others are reading from here."""
+        self._told_bytes: dict[NodeId, int] = {}
+        """By the peer that reported them."""
         self.link = link
+
+    @property
+    def busy_bytes(self) -> int:
+        """Bytes on their way from here: by our own count of fetches, or by the peers' last word.
+
+        The peers see all that they read, the KV that follows a prefill included, but their word
+        is half a second old; our count knows of fetches alone, at once. The greater is the truer.
+        """
+        return max(self.egress_bytes, sum(self._told_bytes.values()))
+
+    def hear_traffic(self, reporter: NodeId, bytes_in_flight: int) -> None:
+        """A peer says how much it still waits for from here."""
+        if bytes_in_flight > 0:
+            self._told_bytes[reporter] = bytes_in_flight
+        else:
+            self._told_bytes.pop(reporter, None)
 
     def send(self, transfer_bytes: int) -> None:
         """A peer starts to fetch from here."""

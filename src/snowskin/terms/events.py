@@ -131,6 +131,13 @@ class FetchFinished(msgspec.Struct, frozen=True, tag=True):
     transfer_s: float
 
 
+class IncomingTraffic(msgspec.Struct, frozen=True):
+    """Bytes that a node has asked of a peer and not received yet, over all links between them."""
+
+    peer: NodeId
+    bytes_in_flight: int
+
+
 class NodeReported(msgspec.Struct, frozen=True, tag=True):
     """A node's regular word of its load."""
 
@@ -141,6 +148,8 @@ class NodeReported(msgspec.Struct, frozen=True, tag=True):
     """Tokens of KV over the running sequences."""
     step_s: float | None = None
     """Median time of a recent decode step or prefill pass; None if there was none."""
+    incoming: tuple[IncomingTraffic, ...] = ()
+    """One entry for each peer that it is reading from."""
 
 
 class TimePassed(msgspec.Struct, frozen=True, tag=True):
