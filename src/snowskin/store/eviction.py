@@ -12,6 +12,7 @@ its tail before its head. ``store.prefix_cache`` and ``store.pool`` do so.
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
@@ -104,7 +105,7 @@ class _Use:
         self.protected = False
 
 
-class _Ranked(Generic[K]):
+class _Ranked(ABC, Generic[K]):
     """Evicts the lowest rank first; within a rank the least recently used.
 
     Keys of one rank share a bucket in order of use. The lowest bucket is found by a heap of
@@ -118,8 +119,9 @@ class _Ranked(Generic[K]):
         self._queued: set[tuple[int, int]] = set()
         self._exposed_count = 0
 
+    @abstractmethod
     def _rank(self, use: _Use) -> tuple[int, int]:
-        raise NotImplementedError
+        """The lower, the sooner it goes."""
 
     def insert(self, key: K, *, depth: int = 0) -> None:
         """Held from now on, used once."""
