@@ -29,7 +29,7 @@ class DecodeWorker:
     def __init__(self, node: Node) -> None:
         config = node.config
         self._node = config.node
-        self._engine = d.DecodeEngine(
+        self.engine = d.DecodeEngine(
             node.parts.model,
             node.parts.store,
             d.DecodeConfig(
@@ -57,23 +57,18 @@ class DecodeWorker:
             case m.StartDecode(request=request, first=first):
                 with self._lock:
                     job, blocks = self._landed.pop(request)
-                self._engine.submit(d.DecodeJob(request=job, blocks=blocks, first=first))
+                self.engine.submit(d.DecodeJob(request=job, blocks=blocks, first=first))
                 self._wake_engine()
             case m.CancelJob(request=request):
                 self._cancel(request)
             case _:
                 raise AssertionError(f"{self._node} is a decode node and was sent {message}")
 
-    @property
-    def has_work(self) -> bool:
-        """True where ``step`` would do something."""
-        return self._engine.has_work
-
     def step(self) -> list[m.FromNode]:
         """One decode step."""
         words: list[m.FromNode] = []
         tokens: list[m.TokenOut] = []
-        for output in self._engine.step():
+        for output in self.engine.step():
             match output:
                 case d.Joined(request=request):
                     words.append(m.BatchJoined(request=request))
@@ -91,19 +86,14 @@ class DecodeWorker:
             words.append(m.TokensOut(tokens=tuple(tokens)))
         return words
 
-    @property
-    def passes(self) -> int:
-        """Forward passes so far."""
-        return self._engine.passes
-
     def load(self) -> Load:
         """For the heartbeat."""
         waiting = len(self._pulls) + len(self._landed)
         return Load(
-            running_sequences=self._engine.running_count,
-            waiting_sequences=waiting + self._engine.waiting_count,
-            context_tokens=self._engine.device_tokens_used,
-            skipped_writebacks=self._engine.skipped_writebacks,
+            running_sequences=self.engine.running_count,
+            waiting_sequences=waiting + self.engine.waiting_count,
+            context_tokens=self.engine.device_tokens_used,
+            skipped_writebacks=self.engine.skipped_writebacks,
         )
 
     def close(self) -> None:
@@ -116,7 +106,7 @@ class DecodeWorker:
             landed = self._landed.pop(request, None)
         if landed is not None:
             self._store.release([block.slot for block in landed[1]])
-        self._engine.cancel(request)
+        self.engine.cancel(request)
         self._wake_engine()
 
     # --- on a pull thread ------------------------------------------------------------------

@@ -26,7 +26,7 @@ from snowskin.cost.profile import Profile
 from snowskin.store.directory import Directory
 from snowskin.terms.commands import Command
 from snowskin.terms.errors import InvalidInput, NodeUnavailable
-from snowskin.terms.events import Event, NodeJoined, NodeLost
+from snowskin.terms.events import NodeJoined, NodeLost
 from snowskin.terms.ids import NodeId, RequestId, Role
 from snowskin.terms.request import GenerationRequest
 from snowskin.terms.serving import ClusterStatus, Explanation, ServingInfo
@@ -283,8 +283,7 @@ class Cluster:
 
     def _lost(self, node: NodeId) -> None:
         if self._roster.lose(node):
-            event: Event = NodeLost(node=node)
-            self._driver.tell(event)
+            self._driver.tell(NodeLost(node=node))
 
     def _give_up(self, failure: NodeStartFailed) -> None:
         self._hopeless = failure

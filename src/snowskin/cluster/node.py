@@ -45,22 +45,30 @@ class Load(msgspec.Struct, frozen=True):
     skipped_writebacks: int = 0
 
 
+class Engine(Protocol):
+    """What the engine thread asks of either engine."""
+
+    @property
+    def has_work(self) -> bool:
+        """True where a step would do something."""
+
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+
+
 class Worker(Protocol):
     """The part of a node that differs by role."""
+
+    @property
+    def engine(self) -> Engine:
+        """What ``step`` drives."""
 
     def handle(self, message: m.ToNode) -> None:
         """A message from the front. On the event loop; never waits."""
 
     def step(self) -> list[m.FromNode]:
         """One engine pass, and what there is to say of it. On the engine thread."""
-
-    @property
-    def has_work(self) -> bool:
-        """True where ``step`` would do something."""
-
-    @property
-    def passes(self) -> int:
-        """Forward passes so far."""
 
     def load(self) -> Load:
         """For the heartbeat."""
@@ -187,13 +195,13 @@ class Node:
     def _compute(self, worker: Worker) -> None:
         try:
             while not self._stopping.is_set():
-                if not worker.has_work:
+                if not worker.engine.has_work:
                     self._work.wait(IDLE_WAIT_S)
                     self._work.clear()
                     continue
-                began_s, passes = time.perf_counter(), worker.passes
+                began_s, passes = time.perf_counter(), worker.engine.passes
                 words = worker.step()
-                if worker.passes > passes:  # Steps that only start or wait would mislead.
+                if worker.engine.passes > passes:  # Steps that only start or wait would mislead.
                     self._step_s.append(time.perf_counter() - began_s)
                 if words:
                     self.say(*words)

@@ -30,7 +30,7 @@ class PrefillWorker:
     def __init__(self, node: Node) -> None:
         config = node.config
         self._node = config.node
-        self._engine = p.PrefillEngine(
+        self.engine = p.PrefillEngine(
             node.parts.model,
             node.parts.store,
             p.PrefillConfig(
@@ -52,26 +52,21 @@ class PrefillWorker:
         """A message from the front."""
         match message:
             case m.QueuePrefill(job=job, fetch=None):
-                self._engine.submit(job)
+                self.engine.submit(job)
                 self._wake_engine()
             case m.QueuePrefill(job=job):
                 self._fetches.start(job.request, partial(self._fetch, message))
             case m.ReleasePrefill(request=request):
-                self._engine.release(request)
+                self.engine.release(request)
                 self._wake_engine()
             case m.CancelJob(request=request):
                 self._cancel(request)
             case _:
                 raise AssertionError(f"{self._node} is a prefill node and was sent {message}")
 
-    @property
-    def has_work(self) -> bool:
-        """True where ``step`` would do something."""
-        return self._engine.has_work
-
     def step(self) -> list[m.FromNode]:
         """One prefill pass."""
-        return [self._word(output) for output in self._engine.step()]
+        return [self._word(output) for output in self.engine.step()]
 
     def _word(self, output: p.PrefillOutput) -> m.FromNode:
         match output:
@@ -92,17 +87,12 @@ class PrefillWorker:
             case p.Failed():
                 return m.JobFailed(request=output.request, reason=output.reason)
 
-    @property
-    def passes(self) -> int:
-        """Forward passes so far."""
-        return self._engine.passes
-
     def load(self) -> Load:
         """For the heartbeat."""
         return Load(
-            running_sequences=self._engine.running_count,
-            waiting_sequences=self._engine.waiting_count + len(self._fetches),
-            context_tokens=self._engine.device_tokens_used,
+            running_sequences=self.engine.running_count,
+            waiting_sequences=self.engine.waiting_count + len(self._fetches),
+            context_tokens=self.engine.device_tokens_used,
         )
 
     def close(self) -> None:
@@ -112,7 +102,7 @@ class PrefillWorker:
     def _cancel(self, request: RequestId) -> None:
         self._fetches.cancel(request)
         with self._handover:
-            self._engine.cancel(request)
+            self.engine.cancel(request)
         self._wake_engine()
 
     # --- on a fetch thread -----------------------------------------------------------------
@@ -136,7 +126,7 @@ class PrefillWorker:
         )
         with self._handover:
             if not cancelled.is_set():
-                self._engine.submit(message.job)
+                self.engine.submit(message.job)
         self._wake_engine()
 
     def _pull(
