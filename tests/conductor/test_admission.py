@@ -3,7 +3,7 @@
 import pytest
 
 from snowskin.conductor.admission import ADMISSIONS
-from snowskin.terms.commands import RejectRequest
+from snowskin.terms.commands import RejectCause, RejectRequest
 from snowskin.terms.events import Outcome
 
 from .cluster import D0, D1, P0, P1, Cluster, arrival, joined
@@ -52,6 +52,20 @@ def test_early_rejection_sees_only_the_present_load_of_decode():
     assert reject.reason == "TBT 0.018 s on decode-0 would exceed 0.0165 s"
     cluster.finish(starts[0])
     cluster.place(arrival("g", 1000))
+
+
+@pytest.mark.parametrize("admission", ["early", "predicted"])
+def test_room_on_the_device_is_counted_with_the_longest_answers_as_the_engine_does(
+    admission: str,
+):
+    cluster = Cluster((P0,), admission=admission, tbt_slo_s=1.0, decode_s=60.0)
+    cluster.tell(joined(D0, device_tokens=3500))
+    first = cluster.place(arrival("a", 1000, output_limit=1000))
+    cluster.run(first)
+    reject = cluster.refuse(arrival("b", 1000, output_limit=501))
+    assert reject.cause is RejectCause.DECODE_FULL
+    cluster.place(arrival("c", 1000, output_limit=500))
+    cluster.finish(first)
 
 
 def test_rejection_by_prediction_sees_what_still_prefills():
@@ -138,7 +152,7 @@ def test_a_full_prefill_queue_is_passed_over_and_if_all_are_full_everybody_is_re
 def test_a_prompt_that_fits_no_decode_node_fails_since_a_retry_would_not_help():
     cluster = Cluster((P0, D0, D1))
     (fail,) = cluster.tell(arrival("a", 100_000))
-    assert fail.reason == "no decode node's device memory holds 100000 tokens"
+    assert fail.reason == "no decode node's device memory holds 100000 prompt + 100 output tokens"
     assert cluster.conductor.stat().failed == 1
 
 

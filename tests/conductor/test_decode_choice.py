@@ -11,16 +11,18 @@ from snowskin.terms.ids import NodeId
 from .cluster import D0, D1, P0, P1, Cluster, arrival
 
 COST = DecodeCost(10e-3, 1e-3, 1e-6)
+REQUEST = arrival("new", 1000, output_limit=200)
 
 
 def row(
     name: str,
     sequences: int = 0,
     tokens: int = 0,
+    reserved_tokens: int = 0,
     sequence_limit: int = 100,
     device_tokens: int = 100_000,
 ) -> tuple[object, ...]:
-    return (NodeId(name), sequences, tokens, sequence_limit, device_tokens, 1.0)
+    return (NodeId(name), sequences, tokens, reserved_tokens, sequence_limit, device_tokens, 1.0)
 
 
 def pool(*rows: tuple[object, ...]) -> DecodePool:
@@ -28,7 +30,9 @@ def pool(*rows: tuple[object, ...]) -> DecodePool:
 
 
 def test_the_least_tbt_after_joining_is_chosen_with_every_score():
-    choice = choose_decode(1000, pool(row("a", 1, 8000), row("b", 3, 1000)), COST, random.Random(0))
+    choice = choose_decode(
+        REQUEST, pool(row("a", 1, 8000), row("b", 3, 1000)), COST, random.Random(0)
+    )
     assert choice.chosen.node == "b"
     assert choice.candidates == (
         DecodeCandidate(NodeId("a"), 2, 9000, pytest.approx(21e-3)),
@@ -38,16 +42,21 @@ def test_the_least_tbt_after_joining_is_chosen_with_every_score():
 
 
 @pytest.mark.parametrize(
-    "full", [row("a", 5, 0, sequence_limit=5), row("a", 0, 0, device_tokens=1000)]
+    "full",
+    [
+        row("a", 5, 0, sequence_limit=5),
+        row("a", 0, 0, device_tokens=1199),
+        row("a", 1, 1000, 98_801),
+    ],
 )
 def test_a_node_without_room_is_passed_over(full: tuple[object, ...]):
-    choice = choose_decode(1000, pool(full, row("b", 50, 50_000)), COST, random.Random(0))
+    choice = choose_decode(REQUEST, pool(full, row("b", 50, 50_000)), COST, random.Random(0))
     assert choice.chosen.node == "b"
 
 
 def test_if_no_node_has_room_the_least_loaded_takes_the_request_into_its_queue():
     nodes = pool(row("a", 9, 0, sequence_limit=9), row("b", 8, 0, sequence_limit=8))
-    choice = choose_decode(1000, nodes, COST, random.Random(0))
+    choice = choose_decode(REQUEST, nodes, COST, random.Random(0))
     assert choice.chosen.node == "b"
     assert "no decode node has room" in choice.reason
 
@@ -79,7 +88,7 @@ def test_a_node_whose_steps_are_slower_than_predicted_gets_less():
 
 
 def test_the_length_that_a_client_allows_is_not_taken_for_the_length_to_come():
-    decisions = [Cluster(seed=3).place(arrival("r", output_limit=limit)) for limit in (1, 100_000)]
+    decisions = [Cluster(seed=3).place(arrival("r", output_limit=limit)) for limit in (1, 90_000)]
     assert decisions[0] == decisions[1]
 
 

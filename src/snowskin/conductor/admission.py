@@ -24,6 +24,7 @@ class AdmissionQuestion(msgspec.Struct, frozen=True, gc=False):
 
     now_s: float
     prompt_tokens: int
+    output_limit_tokens: int
     ttft_s: float
     """Predicted for the chosen prefill node."""
     ttft_slo_s: float
@@ -36,6 +37,11 @@ class AdmissionQuestion(msgspec.Struct, frozen=True, gc=False):
     forecast: Forecast
     decode_s: float
     """The uniform decode time t_d."""
+
+    @property
+    def reserve_tokens(self) -> int:
+        """What the decode node sets aside on its device when the request joins."""
+        return self.prompt_tokens + self.output_limit_tokens
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -75,9 +81,9 @@ def check_present_load(question: AdmissionQuestion) -> Refusal | None:
     if tbt_s > question.tbt_slo_s:
         cause = RejectCause.TBT
         reason = f"TBT {tbt_s:.3f} s on {node.node} would exceed {question.tbt_slo_s:g} s"
-    elif not node.has_room(question.prompt_tokens):
+    elif not node.has_room(question.reserve_tokens):
         cause = RejectCause.DECODE_FULL
-        reason = f"{node.node} has no room for {question.prompt_tokens} tokens more"
+        reason = f"{node.node} has no room for {question.reserve_tokens} tokens more"
     else:
         return None
     room_in_s = question.forecast.next_leave_s(question.now_s, question.decode_s)
@@ -136,5 +142,5 @@ def _fits_pool(question: AdmissionQuestion, load: PoolLoad) -> bool:
     return (
         _mean_tbt_s(question, load) <= question.tbt_slo_s
         and load.sequences < sum(question.pool.sequence_limits)
-        and load.context_tokens + question.prompt_tokens < sum(question.pool.device_tokens)
+        and load.reserved_tokens + question.reserve_tokens <= sum(question.pool.device_tokens)
     )

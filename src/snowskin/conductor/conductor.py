@@ -157,9 +157,13 @@ class Conductor:
         obstacle = self.ledger.fleet.obstacle(self._now_s)
         if obstacle is not None:
             return self._turn_away(event.request, obstacle, None)
-        if event.prompt_tokens >= self.ledger.fleet.widest_decode_tokens():
+        prompt_tokens, output_tokens = event.prompt_tokens, event.output_limit_tokens
+        if prompt_tokens + output_tokens > self.ledger.fleet.widest_decode_tokens():
             self._outcomes[Outcome.FAILED] += 1
-            reason = f"no decode node's device memory holds {event.prompt_tokens} tokens"
+            reason = (
+                f"no decode node's device memory holds {prompt_tokens} prompt + {output_tokens} "
+                "output tokens"
+            )
             return (FailRequest(event.request, reason, ()),)
         if len(self.ledger.flights) >= self.config.max_in_flight:
             refusal = Refusal(
@@ -208,9 +212,7 @@ class Conductor:
         )
         views = self.ledger.fleet.view_prefill(prefixes, usable_blocks, self._now_s)
         prefill = self._policy(question, views, rng)
-        decode = choose_decode(
-            arrived.prompt_tokens, self.ledger.fleet.view_decode(), profile.decode, rng
-        )
+        decode = choose_decode(arrived, self.ledger.fleet.view_decode(), profile.decode, rng)
         return prefill, decode, source.blocks if source else 0
 
     def _admission_question(
@@ -219,6 +221,7 @@ class Conductor:
         return AdmissionQuestion(
             now_s=self._now_s,
             prompt_tokens=arrived.prompt_tokens,
+            output_limit_tokens=arrived.output_limit_tokens,
             ttft_s=ttft_s,
             ttft_slo_s=self.config.ttft_slo_s,
             tbt_slo_s=self.config.tbt_slo_s,

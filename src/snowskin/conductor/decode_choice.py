@@ -11,6 +11,7 @@ import msgspec
 from snowskin.conductor.draw import draw_least, shortlist
 from snowskin.cost.costs import DecodeCost
 from snowskin.terms.commands import DecodeCandidate
+from snowskin.terms.events import RequestArrived
 from snowskin.terms.ids import NodeId
 
 
@@ -21,6 +22,8 @@ class DecodeView(msgspec.Struct, frozen=True, gc=False):
     sequences: int
     """Requests placed on it, those that still prefill included."""
     context_tokens: int
+    reserved_tokens: int
+    """Prompts and output limits: what its engine sets aside on the device when they join."""
     sequence_limit: int
     device_tokens: int
     correction: float
@@ -33,11 +36,11 @@ class DecodeView(msgspec.Struct, frozen=True, gc=False):
         tbt_s = cost.step_s(sequences, context_tokens) * self.correction
         return DecodeCandidate(self.node, sequences, context_tokens, tbt_s)
 
-    def has_room(self, prompt_tokens: int) -> bool:
-        """Whether one more request, and its first token, fits."""
+    def has_room(self, reserve_tokens: int) -> bool:
+        """Whether one more request could join at once; the engine's own rule."""
         return (
             self.sequences < self.sequence_limit
-            and self.context_tokens + prompt_tokens < self.device_tokens
+            and self.reserved_tokens + reserve_tokens <= self.device_tokens
         )
 
 
@@ -51,6 +54,7 @@ class DecodePool(msgspec.Struct, frozen=True, gc=False):
     nodes: Sequence[NodeId]
     sequences: Sequence[int]
     context_tokens: Sequence[int]
+    reserved_tokens: Sequence[int]
     sequence_limits: Sequence[int]
     device_tokens: Sequence[int]
     corrections: Sequence[float]
@@ -74,13 +78,16 @@ class DecodeChoice(msgspec.Struct, frozen=True, gc=False):
 
 
 def choose_decode(
-    prompt_tokens: int, pool: DecodePool, cost: DecodeCost, rng: random.Random
+    arrived: RequestArrived, pool: DecodePool, cost: DecodeCost, rng: random.Random
 ) -> DecodeChoice:
     """The least predicted TBT among the nodes with room; among all if none has room.
 
     Equals are drawn at random. A request without room waits at its node; whether it may is for
-    admission to say.
+    admission to say. Room is what the node's engine asks for: the prompt and the longest answer
+    that the request may have (``engine.batching.DecodeBatch`` tells why).
     """
+    prompt_tokens = arrived.prompt_tokens
+    reserve_tokens = prompt_tokens + arrived.output_limit_tokens
     base_s, sequence_s, token_s = cost.base_s, cost.sequence_s, cost.context_token_s
     # As ``cost.step_s`` has it, without a call for each node.
     tbts = [
@@ -93,14 +100,14 @@ def choose_decode(
     reason = "{} has the least TBT"
     # Most often even the fullest node would have room on the smallest device.
     if max(pool.sequences) >= min(pool.sequence_limits) or (
-        max(pool.context_tokens) + prompt_tokens >= min(pool.device_tokens)
+        max(pool.reserved_tokens) + reserve_tokens > min(pool.device_tokens)
     ):
         crowded = [
-            sequences >= sequence_limit or tokens + prompt_tokens >= device_tokens
+            sequences >= sequence_limit or tokens + reserve_tokens > device_tokens
             for sequences, sequence_limit, tokens, device_tokens in zip(
                 pool.sequences,
                 pool.sequence_limits,
-                pool.context_tokens,
+                pool.reserved_tokens,
                 pool.device_tokens,
                 strict=True,
             )

@@ -175,6 +175,7 @@ class Fleet:
             columns.nodes,
             columns.sequences,
             columns.context_tokens,
+            columns.reserved_tokens,
             columns.sequence_limits,
             columns.device_tokens,
             columns.corrections,

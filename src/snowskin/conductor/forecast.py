@@ -6,7 +6,7 @@ has outlived t_d the paper says nothing; it is given another t_d from now, since
 the forecast miss a quarter of the load on the released conversation trace: the short ones leave
 early, and the long ones would be forgotten. So the forecast for now is the load of now.
 
-The starts are kept sorted, so a forecast is three bisections and two sums over slices.
+The starts are kept sorted, so a forecast is three bisections and sums over slices.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class PoolLoad(msgspec.Struct, frozen=True, gc=False):
 
     sequences: int
     context_tokens: int
+    reserved_tokens: int
+    """Context and the longest possible answers: what the devices set aside."""
 
 
 class Forecast:
@@ -31,21 +33,25 @@ class Forecast:
     Entries are named by a number that is unique among requests; their order is (start, number).
     """
 
-    __slots__ = ("_starts", "_tokens")
+    __slots__ = ("_limits", "_starts", "_tokens")
 
     def __init__(self) -> None:
         self._starts: list[tuple[float, int]] = []
         self._tokens: list[int] = []
+        self._limits: list[int] = []
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def add(self, number: int, start_s: float, context_tokens: int) -> None:
+    def add(
+        self, number: int, start_s: float, context_tokens: int, output_limit_tokens: int
+    ) -> None:
         """A request will start at ``start_s``."""
         entry = (start_s, number)
         index = bisect_left(self._starts, entry)
         insort(self._starts, entry)
         self._tokens.insert(index, context_tokens)
+        self._limits.insert(index, output_limit_tokens)
 
     def remove(self, number: int, start_s: float) -> None:
         """Forget a request; ``start_s`` is what it was added with."""
@@ -54,16 +60,23 @@ class Forecast:
             raise AssertionError(f"request number {number} is not in the forecast at {start_s}")
         del self._starts[index]
         del self._tokens[index]
+        del self._limits[index]
 
     def load_at(self, at_s: float, *, now_s: float, decode_s: float) -> PoolLoad:
         """The pool's load at ``at_s``, not before now, if everyone decodes for ``decode_s``."""
         first = bisect_right(self._starts, (at_s - decode_s, inf))
         last = max(first, bisect_right(self._starts, (at_s, inf)))
         tokens = sum(self._tokens[first:last])
+        reserved_tokens = tokens + sum(self._limits[first:last])
         if at_s >= now_s + decode_s:
-            return PoolLoad(last - first, tokens)
+            return PoolLoad(last - first, tokens, reserved_tokens)
         overdue = bisect_right(self._starts, (now_s - decode_s, inf))
-        return PoolLoad(last - first + overdue, tokens + sum(self._tokens[:overdue]))
+        overdue_tokens = sum(self._tokens[:overdue])
+        return PoolLoad(
+            last - first + overdue,
+            tokens + overdue_tokens,
+            reserved_tokens + overdue_tokens + sum(self._limits[:overdue]),
+        )
 
     def next_leave_s(self, now_s: float, decode_s: float) -> float:
         """Seconds until the next request should finish; ``decode_s`` if none is decoding."""

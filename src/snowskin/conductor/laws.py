@@ -65,16 +65,22 @@ def _check_decode(conductor: Conductor, flights: list[Flight]) -> None:
     nodes = conductor.ledger.fleet.decode
     _require({f.decode for f in flights} <= set(nodes), "a request decodes on a node that is gone")
     for name, node in nodes.items():
-        placed = [f.arrived.prompt_tokens for f in flights if f.decode == name]
-        present = [f.arrived.prompt_tokens for f in flights if f.decode == name and f.landed]
+        placed = [f for f in flights if f.decode == name]
+        present = [f for f in placed if f.landed]
         _require(
-            (node.placed, node.placed_tokens) == (len(placed), sum(placed)),
+            (node.placed, node.placed_tokens, node.placed_reserved_tokens) == _load(placed),
             f"{name} counts {node.placed} placed requests, but has {len(placed)}",
         )
         _require(
-            (node.present, node.present_tokens) == (len(present), sum(present)),
+            (node.present, node.present_tokens, node.present_reserved_tokens) == _load(present),
             f"{name} counts {node.present} present requests, but has {len(present)}",
         )
+
+
+def _load(flights: list[Flight]) -> tuple[int, int, int]:
+    prompt_tokens = sum(f.arrived.prompt_tokens for f in flights)
+    limit_tokens = sum(f.arrived.output_limit_tokens for f in flights)
+    return len(flights), prompt_tokens, prompt_tokens + limit_tokens
 
 
 def _check_links(conductor: Conductor, flights: list[Flight]) -> None:

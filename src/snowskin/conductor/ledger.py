@@ -46,10 +46,9 @@ class Ledger:
         flight.placements += 1
         flight.work_s = chosen.prefill_s
         flight.reused_tokens = chosen.reused_blocks * self._config.block_tokens
-        flight.decode_start_s = now_s + chosen.ttft_s
         self.fleet.prefill[chosen.node].enqueue(chosen.prefill_s)
-        self.fleet.decode[flight.decode].place(arrived.prompt_tokens)
-        self.forecast.add(flight.number, flight.decode_start_s, arrived.prompt_tokens)
+        self.fleet.decode[flight.decode].place(arrived)
+        self._forecast_at(flight, now_s + chosen.ttft_s)
         if chosen.fetch_from is None:
             return None, ()
         return self._open_fetch(flight, chosen, chosen.fetch_from, now_s)
@@ -61,9 +60,7 @@ class Ledger:
             self._leave_prefill(flight, now_s)
         decode = self.fleet.decode.get(flight.decode)
         if decode is not None:
-            decode.leave(
-                flight.arrived.prompt_tokens, landed=flight.landed, output_tokens=output_tokens
-            )
+            decode.leave(flight.arrived, landed=flight.landed, output_tokens=output_tokens)
         self.forecast.remove(flight.number, flight.decode_start_s)
         return self.close_fetch(flight, now_s=now_s)
 
@@ -89,7 +86,7 @@ class Ledger:
         """Its KV is on its decode node."""
         if not flight.landed:
             flight.landed = True
-            self.fleet.decode[flight.decode].land(flight.arrived.prompt_tokens)
+            self.fleet.decode[flight.decode].land(flight.arrived)
 
     def start_decode(self, flight: Flight, *, now_s: float) -> None:
         """It joined the running batch."""
@@ -142,8 +139,14 @@ class Ledger:
 
     def _start_decode_at(self, flight: Flight, start_s: float) -> None:
         self.forecast.remove(flight.number, flight.decode_start_s)
+        self._forecast_at(flight, start_s)
+
+    def _forecast_at(self, flight: Flight, start_s: float) -> None:
         flight.decode_start_s = start_s
-        self.forecast.add(flight.number, start_s, flight.arrived.prompt_tokens)
+        arrived = flight.arrived
+        self.forecast.add(
+            flight.number, start_s, arrived.prompt_tokens, arrived.output_limit_tokens
+        )
 
     def _raw_prefill_s(self, flight: Flight) -> float:
         return self._profile.prefill.seconds(flight.arrived.prompt_tokens, flight.reused_tokens)

@@ -176,20 +176,26 @@ class DecodeColumns:
     """What a choice reads of the decode nodes, a row for each, in the order of their joining."""
 
     __slots__ = (
-        "context_tokens", "corrections", "device_tokens", "nodes", "sequence_limits", "sequences",
+        "context_tokens", "corrections", "device_tokens", "nodes", "reserved_tokens",
+        "sequence_limits", "sequences",
     )  # fmt: skip
 
     def __init__(self, count: int) -> None:
         self.nodes: list[NodeId] = [NodeId("")] * count
         self.sequences = [0] * count
         self.context_tokens = [0] * count
+        self.reserved_tokens = [0] * count
         self.sequence_limits = [0] * count
         self.device_tokens = [0] * count
         self.corrections = [1.0] * count
 
 
 class DecodeNode(Node):
-    """A decode node's load: what was placed on it, and of that what it has the KV of."""
+    """A decode node's load: what was placed on it, and of that what it has the KV of.
+
+    Reserved tokens are prompts and output limits together, which the node's engine sets aside on
+    its device when a request joins (``engine.batching.DecodeBatch``).
+    """
 
     __slots__ = (
         "_columns",
@@ -197,8 +203,10 @@ class DecodeNode(Node):
         "_row",
         "compute",
         "placed",
+        "placed_reserved_tokens",
         "placed_tokens",
         "present",
+        "present_reserved_tokens",
         "present_tokens",
     )
 
@@ -209,8 +217,10 @@ class DecodeNode(Node):
         self.compute = compute
         self.placed = 0
         self.placed_tokens = 0
+        self.placed_reserved_tokens = 0
         self.present = 0
         self.present_tokens = 0
+        self.present_reserved_tokens = 0
         self._grown_tokens = 0
         self.show_in(DecodeColumns(1), 0)
 
@@ -223,24 +233,30 @@ class DecodeNode(Node):
         columns.corrections[row] = self.compute.ratio
         self._show()
 
-    def place(self, prompt_tokens: int) -> None:
+    def place(self, arrived: RequestArrived) -> None:
         """A request will decode here."""
         self.placed += 1
-        self.placed_tokens += prompt_tokens
+        self.placed_tokens += arrived.prompt_tokens
+        self.placed_reserved_tokens += arrived.prompt_tokens + arrived.output_limit_tokens
         self._show()
 
-    def land(self, prompt_tokens: int) -> None:
+    def land(self, arrived: RequestArrived) -> None:
         """A placed request's KV is here."""
         self.present += 1
-        self.present_tokens += prompt_tokens
+        self.present_tokens += arrived.prompt_tokens
+        self.present_reserved_tokens += arrived.prompt_tokens + arrived.output_limit_tokens
 
-    def leave(self, prompt_tokens: int, *, landed: bool, output_tokens: int = 0) -> None:
+    def leave(self, arrived: RequestArrived, *, landed: bool, output_tokens: int = 0) -> None:
         """A placed request is gone, and with it what it had generated."""
+        prompt_tokens = arrived.prompt_tokens
+        reserved_tokens = prompt_tokens + arrived.output_limit_tokens
         self.placed -= 1
         self.placed_tokens -= prompt_tokens
+        self.placed_reserved_tokens -= reserved_tokens
         if landed:
             self.present -= 1
             self.present_tokens -= prompt_tokens
+            self.present_reserved_tokens -= reserved_tokens
         self._grown_tokens = max(0, self._grown_tokens - output_tokens) if self.present else 0
         self._show()
 
@@ -259,17 +275,18 @@ class DecodeNode(Node):
 
     def view_placed(self) -> DecodeView:
         """The load with every request that was placed here."""
-        return self._view(self.placed, self.placed_tokens)
+        return self._view(self.placed, self.placed_tokens, self.placed_reserved_tokens)
 
     def view_present(self) -> DecodeView:
         """The load with those requests alone whose KV is here."""
-        return self._view(self.present, self.present_tokens)
+        return self._view(self.present, self.present_tokens, self.present_reserved_tokens)
 
-    def _view(self, sequences: int, prompt_tokens: int) -> DecodeView:
+    def _view(self, sequences: int, prompt_tokens: int, reserved_tokens: int) -> DecodeView:
         return DecodeView(
             self.node,
             sequences,
             prompt_tokens + self._grown_tokens,
+            reserved_tokens,
             self.joined.sequence_limit,
             self.joined.device_tokens,
             self.compute.ratio,
@@ -279,6 +296,7 @@ class DecodeNode(Node):
         columns, row = self._columns, self._row
         columns.sequences[row] = self.placed
         columns.context_tokens[row] = self.placed_tokens + self._grown_tokens
+        columns.reserved_tokens[row] = self.placed_reserved_tokens
 
 
 class OpenFetch:

@@ -120,7 +120,9 @@ class DecodeBatch:
     memory and preempt when it runs out (vLLM), fits more sequences when outputs stay short of
     their limits, but a decode node cannot recompute what it preempted: the KV would have to be
     swapped out, or prefilled anew on another node, and either breaks the TBT that admission
-    promised. With the reservation a sequence that joined always finishes.
+    promised. With the reservation a sequence that joined always finishes. The Conductor counts
+    room by the same rule (``conductor.decode_choice``), and so does the simulator (``sim.decode``):
+    whoever is let in where there is room need not wait for any.
 
     Waiting sequences are admitted strictly in order: one that does not fit yet holds back those
     behind it, so that a large one is not overtaken for ever. No clock, no threads: the caller

@@ -38,7 +38,6 @@ class Rules(msgspec.Struct, frozen=True):
     overlap: bool
     """Whether KV streams while prefill computes, not after it."""
     output_limit_tokens: int
-    device_tokens: int
 
 
 class Journey:
@@ -316,14 +315,11 @@ class Journey:
         node, job = placement.decode, placement.job
         if not placement.is_live() or not node.up:
             return
-        reserved = min(
-            job.prompt_tokens + self._rules.output_limit_tokens, self._rules.device_tokens
-        )
         sequence = Sequence(
             placement,
             prompt_tokens=job.prompt_tokens,
             step_count=job.output_tokens - 1,
-            reserved_tokens=reserved,
+            reserved_tokens=job.prompt_tokens + self._rules.output_limit_tokens,
         )
         node.batch.add(sequence)
         self._expect(node)

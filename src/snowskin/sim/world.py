@@ -85,7 +85,6 @@ class World:
             layers=config.layers(),
             overlap=config.overlap,
             output_limit_tokens=self._output_limit_tokens,
-            device_tokens=config.device_token_count(),
         )
         self.journey = Journey(self.calendar, self.network, self.nodes, self.tell, rules)
         self._arrival_s: list[float] = trace.arrival_s.tolist()
