@@ -29,9 +29,15 @@ def store_command(
         list[str] | None, typer.Option(help="Objects' sizes; may be repeated. Default: 5 sizes.")
     ] = None,
     clients: Annotated[list[int] | None, typer.Option(help="Default: 1 and 8.")] = None,
-    transport: Annotated[list[str] | None, typer.Option(help="tcp, shm. Default: both.")] = None,
+    transport: Annotated[
+        list[str] | None, typer.Option(help="tcp, shm, nixl. Default: all that are installed.")
+    ] = None,
     op: Annotated[
-        list[str] | None, typer.Option(help="get_into, get, get_many, put_from. Default: all.")
+        list[str] | None,
+        typer.Option(
+            help="get_into, get, get_many, put_from (objects), pull, pull_many, pull_busy, "
+            "pull_inside (blocks of KV). Default: all."
+        ),
     ] = None,
     cycle: Annotated[str, typer.Option(help="Gets go round objects of so many bytes.")] = "256MiB",
     rounds: Annotated[int, typer.Option(help="Rounds in which all are run in turn.")] = 4,
@@ -41,20 +47,15 @@ def store_command(
     ] = None,
     json: Json = None,
 ) -> None:
-    """Gets and puts over TCP and shared memory, beside a bare socket and a bare copy."""
-    from snowskin.store.bench.data import (
-        DEFAULT_SIZES,
-        OPS,
-        TRANSPORTS,
-        StoreBenchConfig,
-        bench_store,
-    )
+    """Gets, puts and pulls over TCP, shared memory and NIXL, beside a bare socket or copy."""
+    from snowskin.store.bench.data import bench_store
+    from snowskin.store.bench.rows import DEFAULT_SIZES, OPS, StoreBenchConfig
 
     sizes = tuple(parse_bytes(text, option="--size") for text in size or ())
     config = StoreBenchConfig(
         sizes=sizes or DEFAULT_SIZES,
         clients=tuple(clients or (1, 8)),
-        transports=tuple(transport or TRANSPORTS),
+        transports=tuple(transport or _installed_transports()),
         ops=tuple(op or OPS),
         cycle_bytes=parse_bytes(cycle, option="--cycle"),
         rounds=rounds,
@@ -62,13 +63,13 @@ def store_command(
         peer_python=peer_python,
     )
     typer.echo(
-        "path op          size KiB  clients      MB/s    p50 µs    p99 µs   limit MB/s  ratio"
+        "path op            size KiB  clients      MB/s    p50 µs    p99 µs   limit MB/s  ratio"
         + ("" if peer_python is None else "  peer ×")
     )
     rows = bench_store(
         config,
         lambda row: typer.echo(
-            f"{row.transport:4} {row.op:9} {row.size_bytes / 1024:10,.0f} {row.clients:8} "
+            f"{row.transport:4} {row.op:11} {row.size_bytes / 1024:10,.0f} {row.clients:8} "
             f"{row.bytes_per_s / 1e6:9,.0f} {row.p50_s * 1e6:9,.1f} {row.p99_s * 1e6:9,.1f} "
             f"{row.limit_bytes_per_s / 1e6:12,.0f} {row.ratio:6.2f}"
             + ("" if row.peer_ratio is None else f" {row.peer_ratio:7.2f}")
@@ -96,6 +97,22 @@ def directory_command(
         ),
     )
     _write(rows, json)
+
+
+def _installed_transports() -> Sequence[str]:
+    """All of them, or a note on what is left out."""
+    from snowskin.store.bench.rows import TRANSPORTS
+    from snowskin.terms.errors import InvalidInput
+    from snowskin.transfer.transports.nixl import import_nixl
+
+    try:
+        import_nixl()
+    except InvalidInput:
+        typer.echo(
+            "no rows of nixl, which is not installed; for them install snowskin[nixl]", err=True
+        )
+        return [name for name in TRANSPORTS if name != "nixl"]
+    return TRANSPORTS
 
 
 def _write(rows: Sequence[Any], file: Path | None) -> None:

@@ -29,11 +29,12 @@ class Lane(msgspec.Struct, frozen=True):
 
     Attributes:
         open: makes an ``Act`` for one of the clients, told its number.
-        settle: called after each round, untimed.
+        prepare, settle: called before and after each round, untimed.
     """
 
     name: str
     open: Callable[[int], Act] = lambda number: _no_act
+    prepare: Callable[[], object] = lambda: None
     settle: Callable[[], object] = lambda: None
     elsewhere: Callable[[int, float], Round] | None = None
     """Instead of ``open``: another process runs a round, told the number of its first call and
@@ -82,6 +83,7 @@ def measure(
             # The first round warms caches and connections, and is not counted.
             record = records[lane.name] if number else _Record()
             start = done[lane.name]
+            lane.prepare()
             if lane.elsewhere is not None:
                 done[lane.name] += _add(record, lane.elsewhere(start, round_s))
             else:
