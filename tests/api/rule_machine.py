@@ -21,6 +21,8 @@ from snowskin.terms.serving import (
     NodeState,
     NodeStatus,
     RequestState,
+    ServedPage,
+    ServedRequest,
     ServingInfo,
     TokensArrived,
     TransferKind,
@@ -87,6 +89,14 @@ class RuleMachine:
                     decision=Decision("rule", "there is one node", 0, (), (), 0.5, float("inf")),
                 )
         return None
+
+    def served(self, after: int) -> ServedPage:
+        requests = tuple(
+            ServedRequest(number, 0.0, len(request.tokens), 1, (number,) * len(request.keys))
+            for number, request in enumerate(self.submitted, 1)
+            if number > after
+        )
+        return ServedPage("rule-machine", BLOCK_TOKENS, requests[:2])
 
     def status(self) -> ClusterStatus:
         node = NodeStatus(

@@ -91,6 +91,30 @@ def test_an_unknown_request_is_not_explained(url: str) -> None:
     assert answer.json()["error"]["code"] == "request_not_found"
 
 
+def test_served_requests_are_told_page_by_page_without_their_text(url: str) -> None:
+    httpx.post(f"{url}/v1/completions", json={"prompt": "The capital of", "n": 3})
+    first = httpx.get(f"{url}/snowskin/requests").json()
+    assert (first["model"], first["block_tokens"]) == ("rule-machine", 4)
+    assert [request["number"] for request in first["requests"]] == [1, 2]
+    assert set(first["requests"][0]) == {
+        "number",
+        "arrival_s",
+        "prompt_tokens",
+        "output_tokens",
+        "blocks",
+    }
+    second = httpx.get(f"{url}/snowskin/requests", params={"after": 2}).json()
+    assert [request["number"] for request in second["requests"]] == [3]
+    assert httpx.get(f"{url}/snowskin/requests?after=3").json()["requests"] == []
+
+
+@pytest.mark.parametrize("after", ["-1", "", "x", "1" * 30])
+def test_a_page_after_what_is_no_number_is_refused(url: str, after: str) -> None:
+    answer = httpx.get(f"{url}/snowskin/requests", params={"after": after})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "after"
+
+
 def test_request_ids_are_long_and_all_different(machine: RuleMachine, url: str) -> None:
     httpx.post(f"{url}/v1/completions", json={"prompt": "x", "n": 20})
     ids = {request.request for request in machine.submitted}

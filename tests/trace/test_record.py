@@ -1,50 +1,77 @@
 from __future__ import annotations
 
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 
-from snowskin.terms.keys import KeySpace, prompt_keys
+from snowskin.terms.errors import InvalidInput
 from snowskin.trace.describe import describe
 from snowskin.trace.formats import read_trace
 from snowskin.trace.record import TraceRecorder
+from snowskin.trace.records import TraceRequest
 
-SPACE = KeySpace(model="m", revision="r", dtype="fp32", block_tokens=4)
+FIRST = TraceRequest(0.0, 10, 7, (1, 2))
+SECOND = TraceRequest(1.0, 12, 7, (1, 2, 3))
+THIRD = TraceRequest(2.0, 9, 7, (8, 9))
 
 
 def test_a_recording_reads_as_a_trace_with_the_sharing_that_there_was(tmp_path: Path) -> None:
     path = tmp_path / "live.jsonl"
-    prompts = [list(range(10)), [*range(8), 99, 98, 97, 96], list(range(50, 59))]
-    with TraceRecorder(path, block_tokens=4, name="live", started_s=100.0) as recorder:
+    with TraceRecorder(path, block_tokens=4, name="live") as recorder:
         # The second request ends before the first.
-        for index in (1, 0, 2):
-            recorder.note(
-                arrived_s=100.0 + index,
-                prompt_tokens=len(prompts[index]),
-                output_tokens=7,
-                keys=prompt_keys(SPACE, prompts[index]),
-            )
+        recorder.write([SECOND, FIRST])
+        recorder.write([])
+        recorder.write([THIRD])
         assert recorder.count == 3
     trace = read_trace(path)
     assert trace.name == "live"
-    assert trace.arrival_s.tolist() == [0.0, 1.0, 2.0]
-    assert trace.prompt_tokens.tolist() == [10, 12, 9]
+    assert list(trace) == [FIRST, SECOND, THIRD]
     assert describe(trace).hit_ratio_blocks == pytest.approx(2 / 7)
 
 
-def test_what_was_noted_can_be_read_while_recording_goes_on(tmp_path: Path) -> None:
+def test_what_was_written_can_be_read_while_recording_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "live.jsonl"
-    recorder = TraceRecorder(path, block_tokens=4, name="live", started_s=0.0)
-    recorder.note(arrived_s=1.0, prompt_tokens=3, output_tokens=1, keys=())
-    recorder.flush()
+    recorder = TraceRecorder(path, block_tokens=4, name="live")
+    recorder.write([FIRST])
     assert len(read_trace(path)) == 1
     recorder.close()
     recorder.close()
+    assert len(read_trace(path)) == 1
 
 
-def test_keys_that_do_not_cover_the_prompt_are_a_bug(tmp_path: Path) -> None:
-    with (
-        TraceRecorder(tmp_path / "t", block_tokens=4, name="t", started_s=0.0) as recorder,
-        pytest.raises(AssertionError, match="full blocks"),
-    ):
-        recorder.note(arrived_s=1.0, prompt_tokens=9, output_tokens=1, keys=())
+def test_a_recording_never_takes_the_place_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("a year's work")
+    with pytest.raises(InvalidInput, match="precious exists already; name a new file"):
+        TraceRecorder(path, block_tokens=4, name="live")
+    assert path.read_text() == "a year's work"
+
+
+def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="No such file or directory"):
+        TraceRecorder(tmp_path / "nowhere" / "t", block_tokens=4, name="live")
+
+
+def test_a_recording_without_a_request_leaves_no_file(tmp_path: Path) -> None:
+    with TraceRecorder(tmp_path / "t", block_tokens=4, name="live"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "live.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    recorder = TraceRecorder(path, block_tokens=4, name="live")
+    recorder.write([FIRST])
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            recorder.write([SECOND])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    recorder.close()
+    assert list(read_trace(path)) == [FIRST]

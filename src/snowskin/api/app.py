@@ -164,6 +164,18 @@ def _operator_routes(front: Front) -> APIRouter:
             )
         return _json(explanation)
 
+    @router.get("/snowskin/requests")
+    async def requests(after: str = "0") -> Response:
+        """The last requests, as a trace has them: arrival, lengths, names of blocks; no text.
+
+        A page at a time: ask again with the last number as `after`, until a page is empty.
+        """
+        if not (after.isascii() and after.isdecimal() and len(after) < 19):
+            raise ApiError(
+                f"after must be a whole number from 0, got {after[:64]!r}.", param="after"
+            )
+        return _json(backend.served(int(after)))
+
     return router
 
 

@@ -7,7 +7,13 @@ from typing import Protocol
 
 from snowskin.terms.ids import RequestId
 from snowskin.terms.request import GenerationRequest
-from snowskin.terms.serving import ClusterStatus, Explanation, ServingInfo, TokensArrived
+from snowskin.terms.serving import (
+    ClusterStatus,
+    Explanation,
+    ServedPage,
+    ServingInfo,
+    TokensArrived,
+)
 
 
 class Generation(Protocol):
@@ -64,6 +70,10 @@ class Backend(Protocol):
 
     def explain(self, request_id: RequestId) -> Explanation | None:
         """Why a request went where it went; None if it is unknown or forgotten."""
+        ...
+
+    def served(self, after: int) -> ServedPage:
+        """The next of the remembered requests whose number is above ``after``. Bounded."""
         ...
 
     def status(self) -> ClusterStatus:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import urllib.error
 import urllib.parse
-import urllib.request
 from typing import Annotated
 
 import msgspec
@@ -14,47 +11,25 @@ import typer
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
+from snowskin.cli.asking import DEFAULT_URL, ask
 from snowskin.terms.commands import DecodeCandidate, PrefillCandidate
-from snowskin.terms.errors import InvalidInput, SnowskinError
 from snowskin.terms.serving import Explanation
-
-TIMEOUT_S = 10.0
 
 
 def explain(
     request_id: Annotated[str, typer.Argument(help="From the response header x-request-id.")],
-    url: Annotated[
-        str, typer.Option(help="Of the API.", envvar="SNOWSKIN_URL")
-    ] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="Of the API.", envvar="SNOWSKIN_URL")] = DEFAULT_URL,
     api_key: Annotated[
         str | None, typer.Option(envvar="SNOWSKIN_API_KEY", help="If the API wants one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Tell where a request went, why, and what was predicted beside what came true."""
-    body = _ask(f"{url.rstrip('/')}/snowskin/explain/{urllib.parse.quote(request_id)}", api_key)
+    body = ask(f"{url.rstrip('/')}/snowskin/explain/{urllib.parse.quote(request_id)}", api_key)
     if as_json:
         typer.echo(body.decode())
         return
     _show(_explanation(body), Console())
-
-
-def _ask(address: str, api_key: str | None) -> bytes:
-    request = urllib.request.Request(address)
-    if api_key:
-        # Headers take Latin-1; the bytes of the key are what the API compares.
-        request.add_header("Authorization", f"Bearer {api_key}".encode().decode("latin-1"))
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            body: bytes = response.read()
-            return body
-    except urllib.error.HTTPError as error:
-        raise InvalidInput(_message(error.read()) or f"{address}: {error}") from error
-    except (urllib.error.URLError, ValueError, TimeoutError) as error:
-        raise SnowskinError(
-            f"no answer from {address} ({getattr(error, 'reason', error)}); is the server up? "
-            "Name it with --url http://HOST:PORT"
-        ) from error
 
 
 def _explanation(body: bytes) -> Explanation:
@@ -64,13 +39,6 @@ def _explanation(body: bytes) -> Explanation:
         if told["decision"][name] is None:
             told["decision"][name] = math.inf
     return msgspec.convert(told, Explanation)
-
-
-def _message(body: bytes) -> str | None:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def _show(told: Explanation, console: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -112,6 +113,14 @@ def serve(
             help="Record every event and decision in this file.", rich_help_panel=_PLACEMENT
         ),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Record what is served in this new file, as a trace: lengths and sharing, no "
+            "text. `snowskin simulate --trace` replays it.",
+            rich_help_panel=_PLACEMENT,
+        ),
+    ] = None,
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_NETWORK)
     ] = "info",
@@ -157,4 +166,4 @@ def serve(
         threads=threads,
         journal=journal,
     )
-    run_server(config)
+    run_server(config, record=record)

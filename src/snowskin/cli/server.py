@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -19,11 +20,13 @@ import uvloop
 from snowskin.api.app import create_app
 from snowskin.api.config import ApiConfig
 from snowskin.api.tokenizer import TextTokenizer
+from snowskin.cli.recording import Recording
 from snowskin.cluster.config import ServeConfig
 from snowskin.cluster.front import Cluster
 from snowskin.cluster.prepare import machine_profile, prepare_model, serving_info
 from snowskin.measure.records import Slo
 from snowskin.terms.errors import InvalidInput
+from snowskin.trace.record import TraceRecorder
 
 log = logging.getLogger("snowskin.serve")
 
@@ -32,15 +35,18 @@ SHUTDOWN_GRACE_S = 3
 BACKLOG_CONNECTIONS = 2048
 
 
-def run_server(config: ServeConfig) -> None:
+def run_server(config: ServeConfig, *, record: Path | None = None) -> None:
     """Serve until Ctrl-C or SIGTERM.
+
+    Args:
+        record: a new file that takes each served request as a trace.
 
     Raises:
         SnowskinError: the model, the machine or a node cannot do what is asked; nothing is left.
     """
     # Until the loop takes it over: an exception stops what prepares, and clears up after it.
     signal.signal(signal.SIGTERM, _leave)
-    with contextlib.closing(_listen(config)) as listener:
+    with contextlib.closing(_listen(config)) as listener, _recorder(config, record) as recorder:
         model = prepare_model(config)
         info = serving_info(config, model)
         profile = machine_profile(config, model)
@@ -62,11 +68,22 @@ def run_server(config: ServeConfig) -> None:
                 timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
             )
         )
-        uvloop.run(_run(cluster, server, listener))
+        recording = None if recorder is None else Recording(recorder, cluster.served)
+        uvloop.run(_run(cluster, server, listener, recording))
     # Everything is closed. What looked at the model has loaded torch, and taking that apart in
     # order would keep the user's prompt waiting for seconds.
     logging.shutdown()
     os._exit(0)
+
+
+def _recorder(
+    config: ServeConfig, record: Path | None
+) -> contextlib.AbstractContextManager[TraceRecorder | None]:
+    """Begin the recording before anything else, so that a wrong file is told at once."""
+    if record is None:
+        return contextlib.nullcontext()
+    name = Path(config.model).resolve().name
+    return TraceRecorder(record, block_tokens=config.block_tokens, name=f"{name} live")
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:
@@ -96,7 +113,9 @@ def _listen(config: ServeConfig) -> socket.socket:
         ) from error
 
 
-async def _run(cluster: Cluster, server: _Server, listener: socket.socket) -> None:
+async def _run(
+    cluster: Cluster, server: _Server, listener: socket.socket, recording: Recording | None
+) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -105,6 +124,7 @@ async def _run(cluster: Cluster, server: _Server, listener: socket.socket) -> No
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(_announce(cluster, listener.getsockname()[1]))
     stopping = asyncio.create_task(stop.wait())
+    keeping = None if recording is None else asyncio.create_task(recording.keep())
     try:
         await asyncio.wait({serving, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -116,6 +136,9 @@ async def _run(cluster: Cluster, server: _Server, listener: socket.socket) -> No
             task.cancel()
         # Streams end with an error of their own before their connections are waited for.
         await cluster.stop()
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
         server.should_exit = True
         await serving
 

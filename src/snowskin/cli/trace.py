@@ -1,4 +1,4 @@
-"""``snowskin trace …``: describe and make up traces."""
+"""``snowskin trace …``: describe, make up and record traces."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from snowskin.cli.asking import DEFAULT_URL, ask
 from snowskin.terms.errors import InvalidInput
 from snowskin.trace.shapes import SHAPES, Arrivals, Shape, fixed_shape, shape_named
 
 if TYPE_CHECKING:
     from snowskin.trace.describe import TraceSummary
 
-app = typer.Typer(no_args_is_help=True, help="Describe and make up request traces.")
+app = typer.Typer(no_args_is_help=True, help="Describe, make up and record request traces.")
 
 
 @app.command("describe")
@@ -101,6 +102,39 @@ def synthesise_command(
     else:
         count = write_trace(out, drawn, block_tokens=block_tokens, name=chosen.name)
     Console().print(f"{count:,} requests of shape {chosen.name} in {out}")
+
+
+@app.command("record")
+def record_command(
+    out: Annotated[Path, typer.Argument(help="The new file to write.")],
+    url: Annotated[str, typer.Option(help="Of the API.", envvar="SNOWSKIN_URL")] = DEFAULT_URL,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="SNOWSKIN_API_KEY", help="If the API wants one.")
+    ] = None,
+) -> None:
+    """Write what a running server remembers, its last 10,000 requests or so, as a trace.
+
+    Lengths, arrivals and sharing; no text. For all that is served, start `snowskin serve --record`.
+    """
+    from rich.console import Console
+
+    from snowskin.cli.recording import Recording
+    from snowskin.terms.serving import ServedPage
+    from snowskin.trace.record import TraceRecorder
+
+    def served(after: int) -> ServedPage:
+        body = ask(f"{url.rstrip('/')}/snowskin/requests?after={after}", api_key)
+        return msgspec.json.decode(body, type=ServedPage)
+
+    first = served(0)
+    if not first.requests:
+        raise InvalidInput(f"{url} has not answered any request yet; there is nothing to record")
+    name = f"{first.model} live"
+    with TraceRecorder(out, block_tokens=first.block_tokens, name=name) as recorder:
+        recording = Recording(recorder, served)
+        recording.catch_up()
+    older = f"; {recording.lost:,} older ones were forgotten" if recording.lost else ""
+    Console().print(f"{recorder.count:,} requests in {out}{older}", soft_wrap=True, highlight=False)
 
 
 def _parse_shape(text: str) -> Shape:

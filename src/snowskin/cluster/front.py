@@ -19,6 +19,7 @@ from snowskin.cluster.driver import ConductorDriver, Machine
 from snowskin.cluster.flight import Flight
 from snowskin.cluster.ledger import Ledger
 from snowskin.cluster.roster import Roster
+from snowskin.cluster.served import SALT_BYTES, Served
 from snowskin.cluster.supervisor import NodeStartFailed, Supervisor
 from snowskin.cluster.wire import FrontWire
 from snowskin.conductor.journal import JournalHeader, RecordedConductor
@@ -29,7 +30,7 @@ from snowskin.terms.errors import InvalidInput, NodeUnavailable
 from snowskin.terms.events import NodeJoined, NodeLost
 from snowskin.terms.ids import NodeId, RequestId, Role
 from snowskin.terms.request import GenerationRequest
-from snowskin.terms.serving import ClusterStatus, Explanation, ServingInfo
+from snowskin.terms.serving import ClusterStatus, Explanation, ServedPage, ServingInfo
 from snowskin.transfer.child import Child
 
 log = logging.getLogger("snowskin.front")
@@ -59,7 +60,8 @@ class Cluster:
         self._roster = Roster(
             {NodeId(f"{role}-{i}"): role for role, count in counts for i in range(count)}
         )
-        self._ledger = Ledger()
+        self._served = Served(salt=secrets.token_bytes(SALT_BYTES), started_s=self._started_s)
+        self._ledger = Ledger(self._served)
         header = JournalHeader(config.conductor, profile, config.seed)
         self._journal = None if config.journal is None else _open_journal(config.journal)
         if self._journal is None:
@@ -159,6 +161,14 @@ class Cluster:
         if flight is not None:
             return flight.explanation()
         return self._ledger.explanation(request_id)
+
+    def served(self, after: int) -> ServedPage:
+        """The next of the remembered requests whose number is above ``after``, for a trace."""
+        return ServedPage(
+            model=self._info.model,
+            block_tokens=self._config.block_tokens,
+            requests=self._served.after(after),
+        )
 
     def status(self) -> ClusterStatus:
         """One snapshot of everything."""

@@ -6,6 +6,7 @@ import logging
 from collections import Counter, OrderedDict
 
 from snowskin.cluster.flight import Flight
+from snowskin.cluster.served import Served
 from snowskin.terms.commands import RejectCause
 from snowskin.terms.events import FetchFinished
 from snowskin.terms.ids import RequestId
@@ -18,9 +19,14 @@ REMEMBERED_REQUESTS = 10_000
 
 
 class Ledger:
-    """The front's book. Bounded in every way."""
+    """The front's book. Bounded in every way.
 
-    def __init__(self) -> None:
+    Args:
+        served: takes each request that ends.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
         self._explanations: OrderedDict[RequestId, Explanation] = OrderedDict()
         self.rejections: Counter[RejectCause] = Counter()
         self._transfers = {kind: TransferTotals(kind=kind) for kind in TransferKind}
@@ -62,6 +68,7 @@ class Ledger:
             self._explanations[flight.id] = explanation
             while len(self._explanations) > REMEMBERED_REQUESTS:
                 self._explanations.popitem(last=False)
+        self._served.note(flight)
         log.info("%s", _line(flight))
 
     def _count(self, kind: TransferKind, *, kv_bytes: int, transfer_s: float, failed: bool) -> None:

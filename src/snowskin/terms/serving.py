@@ -119,6 +119,28 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     """Distinct blocks in the directory."""
 
 
+class ServedRequest(msgspec.Struct, frozen=True):
+    """A request that got an answer, as a trace has it: lengths and sharing, no text."""
+
+    number: int
+    """Counts from 1, in the order in which requests ended."""
+    arrival_s: float
+    """Since the cluster started."""
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    """Names of the prompt's full blocks; equal names mean an equal prefix up to there."""
+
+
+class ServedPage(msgspec.Struct, frozen=True):
+    """Some of the requests that a cluster remembers, in the order of their numbers."""
+
+    model: str
+    block_tokens: int
+    requests: tuple[ServedRequest, ...]
+    """Empty where no later one has ended; numbers that are missing were forgotten."""
+
+
 class RequestState(StrEnum):
     """Where a request is in its journey."""
 

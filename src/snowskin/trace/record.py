@@ -2,62 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from snowskin.terms.ids import BlockKey
+from snowskin.terms.errors import InvalidInput
 from snowskin.trace.formats import header_line
 from snowskin.trace.records import TraceRequest
 
 
 class TraceRecorder:
-    """Appends one line for each request to a file of our own format.
+    """Appends requests to a new file of our own format; each write is whole lines, at once.
 
-    Requests may be noted in any order: a reader puts them in order of arrival. Block names are
-    63 bits of the block keys, so that nothing needs to be remembered and nothing can be read back.
-    Used as a context manager, or closed by hand.
+    Requests may come in any order: a reader puts them in order of arrival. Nothing is buffered, so
+    a process that is killed loses nothing that was written. Used as a context manager, or closed
+    by hand.
 
     Args:
-        path: a new file is begun, an existing one replaced.
-        started_s: the time, on the clock that ``note`` is told, from which arrivals are counted.
+        path: of the file, which must not exist yet: a recording never takes another's place.
+
+    Raises:
+        InvalidInput: the file exists, or cannot be written.
     """
 
-    def __init__(self, path: Path, *, block_tokens: int, name: str, started_s: float) -> None:
-        self._block_tokens = block_tokens
-        self._started_s = started_s
-        self._encoder = msgspec.json.Encoder()
-        self._file = path.open("wb")
-        self._file.write(header_line(block_tokens=block_tokens, name=name))
+    def __init__(self, path: Path, *, block_tokens: int, name: str) -> None:
+        self.path = path
         self.count = 0
-        """Requests noted so far."""
+        """Requests written so far."""
+        self._encoder = msgspec.json.Encoder()
+        try:
+            self._file = path.open("xb", buffering=0)
+        except FileExistsError:
+            raise InvalidInput(
+                f"{path} exists already; name a new file, or remove it first", parameter="record"
+            ) from None
+        except OSError as error:
+            raise InvalidInput(
+                f"cannot record into {path}: {error.strerror}", parameter="record"
+            ) from error
+        self._size = 0
+        self._append(header_line(block_tokens=block_tokens, name=name))
 
-    def note(
-        self,
-        *,
-        arrived_s: float,
-        prompt_tokens: int,
-        output_tokens: int,
-        keys: Sequence[BlockKey],
-    ) -> None:
-        """Write one request that has ended. ``keys`` are those of the prompt's full blocks."""
-        full = prompt_tokens // self._block_tokens
-        assert len(keys) == full, f"{prompt_tokens} tokens hold {full} full blocks, not {len(keys)}"
-        blocks = tuple([int.from_bytes(key[:8], "big") >> 1 for key in keys])
-        arrival_s = max(0.0, arrived_s - self._started_s)
-        line = TraceRequest(arrival_s, prompt_tokens, output_tokens, blocks)
-        self._file.write(self._encoder.encode(line) + b"\n")
-        self.count += 1
+    def write(self, requests: Iterable[TraceRequest]) -> None:
+        """Write requests that have ended.
 
-    def flush(self) -> None:
-        """Let readers of the file see all that was noted."""
-        self._file.flush()
+        Raises:
+            OSError: the disk is full or broken; none of these requests is in the file.
+        """
+        lines = [self._encoder.encode(request) + b"\n" for request in requests]
+        if lines:
+            self._append(b"".join(lines))
+            self.count += len(lines)
 
     def close(self) -> None:
-        """End the file. Idempotent."""
+        """End the file; one without a request, which nobody could read, is removed. Idempotent."""
+        if not self._file.closed and not self.count:
+            self.path.unlink(missing_ok=True)
         self._file.close()
+
+    def _append(self, whole: bytes) -> None:
+        left = memoryview(whole)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            # Half a line would make all that follows unreadable.
+            os.ftruncate(self._file.fileno(), self._size)
+            raise
+        self._size += len(whole)
 
     def __enter__(self) -> TraceRecorder:
         return self

@@ -1,0 +1,43 @@
+"""Ask a running server's own routes, with errors that a user can act on."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+from snowskin.terms.errors import InvalidInput, SnowskinError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TIMEOUT_S = 10.0
+
+
+def ask(address: str, api_key: str | None) -> bytes:
+    """The body that a server answers with.
+
+    Raises:
+        InvalidInput: it refuses; with its own words.
+        SnowskinError: it does not answer.
+    """
+    request = urllib.request.Request(address)
+    if api_key:
+        # Headers take Latin-1; the bytes of the key are what the API compares.
+        request.add_header("Authorization", f"Bearer {api_key}".encode().decode("latin-1"))
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            body: bytes = response.read()
+            return body
+    except urllib.error.HTTPError as error:
+        raise InvalidInput(_message(error.read()) or f"{address}: {error}") from error
+    except (urllib.error.URLError, ValueError, TimeoutError) as error:
+        raise SnowskinError(
+            f"no answer from {address} ({getattr(error, 'reason', error)}); is the server up? "
+            "Name it with --url http://HOST:PORT"
+        ) from error
+
+
+def _message(body: bytes) -> str | None:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return None
