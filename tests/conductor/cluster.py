@@ -22,7 +22,6 @@ from snowskin.terms.events import (
     KvLanded,
     NodeJoined,
     Outcome,
-    PlacedBlock,
     PrefillFinished,
     PrefillStarted,
     RequestArrived,
@@ -66,8 +65,8 @@ def arrival(
 
 
 def held(node: NodeId, story: str, blocks: int) -> BlocksCommitted:
-    placed = tuple(PlacedBlock(key, SlotIndex(0), 1) for key in keys(story, blocks))
-    return BlocksCommitted(node, Tier.DRAM, placed)
+    held = keys(story, blocks)
+    return BlocksCommitted(node, Tier.DRAM, held, (SlotIndex(0),) * blocks, (1,) * blocks)
 
 
 class Cluster:

@@ -34,7 +34,6 @@ from snowskin.terms.events import (
     NodeLost,
     NodeReported,
     Outcome,
-    PlacedBlock,
     PrefillFinished,
     PrefillStarted,
     RequestFinished,
@@ -156,8 +155,9 @@ class Life:
 
     def _commit(self) -> None:
         story = keys(self.rng.choice(STORIES), self.rng.randrange(30))
-        blocks = tuple(PlacedBlock(key, SlotIndex(0), 1) for key in story)
-        self.tell(BlocksCommitted(self.rng.choice(NODES), Tier.DRAM, blocks))
+        slots, generations = (SlotIndex(0),) * len(story), (1,) * len(story)
+        node = self.rng.choice(NODES)
+        self.tell(BlocksCommitted(node, Tier.DRAM, story, slots, generations))
 
     def _evict(self) -> None:
         story = keys(self.rng.choice(STORIES), 30)[self.rng.randrange(30) :]

@@ -12,7 +12,6 @@ from snowskin.terms.events import (
     BlocksEvicted,
     NodeJoined,
     NodeLost,
-    PlacedBlock,
     TimePassed,
 )
 from snowskin.terms.ids import BlockKey, NodeId, RequestId, Role, SlotIndex, Tier
@@ -28,8 +27,9 @@ def joined(node: NodeId) -> NodeJoined:
 
 
 def committed(node: NodeId, *indices: int, tier: Tier = Tier.DRAM) -> BlocksCommitted:
-    blocks = tuple(PlacedBlock(KEYS[index], SlotIndex(index), 1) for index in indices)
-    return BlocksCommitted(node, tier, blocks)
+    keys = tuple(KEYS[index] for index in indices)
+    slots = tuple(SlotIndex(index) for index in indices)
+    return BlocksCommitted(node, tier, keys, slots, (1,) * len(indices))
 
 
 def evicted(node: NodeId, *indices: int, tier: Tier = Tier.DRAM) -> BlocksEvicted:
@@ -83,7 +83,7 @@ def test_placed_tells_where_blocks_lie_up_to_the_first_that_is_missing():
 
 
 def test_a_block_committed_anew_lies_where_it_was_committed_last():
-    moved = BlocksCommitted(A, Tier.DRAM, (PlacedBlock(KEYS[0], SlotIndex(7), 9),))
+    moved = BlocksCommitted(A, Tier.DRAM, KEYS[:1], (SlotIndex(7),), (9,))
     held = directory(committed(A, 0), moved)
     assert held.replicas(KEYS[0]) == (Replica(A, Tier.DRAM, SlotIndex(7), 9),)
     assert held.stat().replicas == 1
@@ -174,8 +174,8 @@ class Model:
                 self.held[node] = set()
             case NodeLost(node=node):
                 self.held.pop(node, None)
-            case BlocksCommitted(node=node, tier=tier, blocks=blocks) if node in self.held:
-                self.held[node] |= {(tier, block.key) for block in blocks}
+            case BlocksCommitted(node=node, tier=tier, keys=keys) if node in self.held:
+                self.held[node] |= {(tier, key) for key in keys}
             case BlocksEvicted(node=node, tier=tier, keys=keys) if node in self.held:
                 self.held[node] -= {(tier, key) for key in keys}
 

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from snowskin.store.eviction import POLICIES, make_policy
 from snowskin.store.pool import BlockPool, Committed, Evicted, PoolFull
+from snowskin.terms.events import PlacedBlock
 from snowskin.terms.ids import BlockKey
 
 SLOTS = 6
@@ -58,10 +59,12 @@ class PoolLaws(RuleBasedStateMachine):
         evictable = [key for key in self.held if key not in protected]
         free = SLOTS - len(self.held) - len(self.reserved)
         before = dict(self.held)
-        result = self.pool.reserve(chain[:length])
+        result = self.pool.reserve(length)
         if free + len(evictable) < length:
             assert result == PoolFull(wanted=length, obtainable=free + len(evictable))
             return
+        generations = self.pool.generations(result)
+        result = list(map(PlacedBlock, chain[:length], result, generations))
         taken = {block.slot for block in result}
         assert len(taken) == length
         for key, block in before.items():
@@ -129,7 +132,7 @@ class PoolLaws(RuleBasedStateMachine):
                 break
             expected.append(self.held[key])
         assert self.pool.match(chain[:length]) == len(expected)
-        assert self.pool.pin(chain[:length]) == tuple(expected)
+        assert self.pool.pin(chain[:length]) == tuple(block.slot for block in expected)
         self.protect([block.key for block in expected])
         for block in reversed(expected):
             self.order.touch(block.key)
@@ -179,13 +182,15 @@ class PoolLaws(RuleBasedStateMachine):
 
     @rule()
     def drain(self):
-        for event in self.pool.drain_events():
-            match event:
-                case Committed(block):
-                    assert block.key not in self.known
-                    self.known[block.key] = block
-                case Evicted(block):
-                    assert self.known.pop(block.key) == block
+        for change in self.pool.drain_changes():
+            match change:
+                case Committed():
+                    new = {block.key: block for block in change.blocks}
+                    assert self.known.keys().isdisjoint(new)
+                    self.known |= new
+                case Evicted():
+                    for key in change.keys:
+                        del self.known[key]
         assert self.known == self.held
 
     @invariant()
@@ -196,7 +201,7 @@ class PoolLaws(RuleBasedStateMachine):
         assert stat.reserved_slots == len(self.reserved)
         assert stat.lease_count == len(self.leases)
         assert stat.evictable_slots == len(self.held.keys() - self.protected())
-        assert {block.key: block for block in self.pool.held()} == self.held
+        assert {block.key: block for block in self.pool.held().blocks} == self.held
         assert len({block.slot for block in self.held.values()}) == len(self.held)
 
 
@@ -216,36 +221,37 @@ def test_events_that_nobody_drains_stay_bounded_and_exact(policy):
     pool = BlockPool(3, policy)
     known = {}
 
-    def apply(events):
-        for event in events:
-            if isinstance(event, Committed):
-                known[event.block.key] = event.block
+    def apply(changes):
+        for change in changes:
+            if isinstance(change, Committed):
+                known.update({block.key: block for block in change.blocks})
             else:
-                assert known.pop(event.block.key, None) is not None
+                for key in change.keys:
+                    del known[key]
 
     def hold(number):
         key = BlockKey(number.to_bytes(16, "big"))
-        slots = [block.slot for block in pool.reserve([key])]
+        slots = pool.reserve(1)
         pool.commit(slots, [key])
         pool.release(slots)
 
     for number in range(5):
         hold(number)
-    apply(pool.drain_events())
+    apply(pool.drain_changes())
     for number in range(2000):
         hold(3 + number * 7 % 900)
-    events = pool.drain_events()
-    assert len(events) <= 4 * 3 + 64
-    apply(events)
-    assert known == {block.key: block for block in pool.held()}
+    changes = pool.drain_changes()
+    assert sum(len(change.keys) for change in changes) <= 4 * 3 + 64
+    apply(changes)
+    assert known == {block.key: block for block in pool.held().blocks}
 
 
 def test_leases_that_are_replaced_for_ever_leave_no_trail():
     pool = BlockPool(2, "lru")
     key = BlockKey(bytes(16))
-    (block,) = pool.reserve([key])
-    pool.commit([block.slot], [key])
-    pool.release([block.slot])
+    slots = pool.reserve(1)
+    pool.commit(slots, [key])
+    pool.release(slots)
     for turn in range(5000):
         pool.grant_lease("reader", [key], until_s=1e6 + turn)
     assert pool.stat().lease_count == 1

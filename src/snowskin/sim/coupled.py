@@ -226,7 +226,7 @@ class CoupledWorld:
             reused = min(prefix * self.trace.block_tokens, job.prompt_tokens - 1)
             # The running batch's tokens and the cache share the device: what is not pinned is
             # cache. Should there be no room, the prompt is simply not kept.
-            fresh = instance.cache.reserve(job.keys[prefix:], private_count=0)
+            fresh = instance.cache.reserve(len(job.keys) - prefix)
             if fresh is not None:
                 instance.cache.commit(fresh, job.keys[prefix:], depth=prefix)
                 slots += fresh

@@ -131,7 +131,7 @@ class Journey:
 
     def _begin_fetch(self, placement: Placement, fetch: Fetch) -> None:
         memory = placement.prefill.memory
-        slots = memory.reserve([block.key for block in fetch.blocks], private_count=0)
+        slots = memory.reserve(len(fetch.blocks))
         placement.fetch_started_s = self._calendar.now_s
         source = self._nodes.get(fetch.source)
         if slots is None or source is None or not source.up:
@@ -221,8 +221,7 @@ class Journey:
         memory = node.memory
         slots = memory.pin(keys)
         prefix = len(slots)
-        private = -(-prompt_tokens // self._block_tokens) - len(keys)
-        fresh = memory.reserve(keys[prefix:], private_count=private)
+        fresh = memory.reserve(-(-prompt_tokens // self._block_tokens) - prefix)
         if fresh is None:
             memory.unpin(slots)
             return None

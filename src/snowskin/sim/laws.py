@@ -73,13 +73,11 @@ class Laws:
         directory = world.conductor.directory
         held = 0
         for node in world.nodes.values():
-            blocks = node.memory.pool.held()
-            held += len(blocks)
-            for block in blocks:
+            keys = node.memory.pool.held().keys
+            held += len(keys)
+            for key in keys:
                 tiers = [
-                    replica.tier
-                    for replica in directory.replicas(block.key)
-                    if replica.node == node.name
+                    replica.tier for replica in directory.replicas(key) if replica.node == node.name
                 ]
                 assert tiers == [Tier.DRAM], f"{node.name} holds a block that nobody knows of"
         known = directory.stat().replicas

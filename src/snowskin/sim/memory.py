@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
 from snowskin.store.pool import BlockPool, Committed, PoolFull
 from snowskin.terms.events import BlocksCommitted, BlocksEvicted
 from snowskin.terms.ids import BlockKey, NodeId, RequestId, SlotIndex, Tier
-
-_KEY = attrgetter("key")
-_SLOT = attrgetter("slot")
 
 Tell = Callable[[BlocksCommitted | BlocksEvicted], None]
 
@@ -23,7 +19,7 @@ class NodeMemory:
         on_room: called when slots have become free or evictable.
     """
 
-    __slots__ = ("_on_room", "_pool", "_private", "_tell", "block_count", "node")
+    __slots__ = ("_on_room", "_pool", "_tell", "block_count", "node")
 
     def __init__(
         self,
@@ -39,7 +35,6 @@ class NodeMemory:
         self._pool = BlockPool(block_count, eviction)
         self._tell = tell
         self._on_room = on_room
-        self._private = 0
 
     @property
     def pool(self) -> BlockPool:
@@ -52,19 +47,15 @@ class NodeMemory:
 
     def pin(self, keys: Sequence[BlockKey]) -> list[SlotIndex]:
         """Pin the longest held prefix; its slots, to be released once each."""
-        return list(map(_SLOT, self._pool.pin(keys)))
+        return list(self._pool.pin(keys))
 
-    def reserve(self, keys: Sequence[BlockKey], *, private_count: int) -> list[SlotIndex] | None:
-        """Slots to write these blocks into, and some that no key will name; None: no room now."""
-        names = list(keys)
-        for _ in range(private_count):
-            self._private += 1
-            names.append(BlockKey(self._private.to_bytes(16, "big")))
-        placed = self._pool.reserve(names)
-        if isinstance(placed, PoolFull):
+    def reserve(self, count: int) -> list[SlotIndex] | None:
+        """So many slots to write blocks into; None: no room now."""
+        slots = self._pool.reserve(count)
+        if isinstance(slots, PoolFull):
             return None
         self._tell_changes()
-        return list(map(_SLOT, placed))
+        return list(slots)
 
     def commit(self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int) -> None:
         """The bytes of these reserved slots are whole."""
@@ -97,9 +88,12 @@ class NodeMemory:
             self._on_room()
 
     def _tell_changes(self) -> None:
-        for kind, blocks in self._pool.drain_changes():
-            if kind is Committed:
-                self._tell(BlocksCommitted(self.node, Tier.DRAM, tuple(blocks)))
+        for change in self._pool.drain_changes():
+            if isinstance(change, Committed):
+                self._tell(
+                    BlocksCommitted(
+                        self.node, Tier.DRAM, change.keys, change.slots, change.generations
+                    )
+                )
             else:
-                keys = tuple(map(_KEY, blocks))
-                self._tell(BlocksEvicted(self.node, Tier.DRAM, keys))
+                self._tell(BlocksEvicted(self.node, Tier.DRAM, change.keys))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from snowskin.store.pool import BlockPool, Committed, Evicted, PoolFull, PoolStat
+from snowskin.store.pool import BlockPool, Change, Committed, PoolFull, PoolStat
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.events import BlocksCommitted, BlocksEvicted, PlacedBlock
 from snowskin.terms.ids import BlockKey, NodeId, SlotIndex, Tier
@@ -43,7 +43,8 @@ class BlockStore:
     def pin(self, keys: Sequence[BlockKey]) -> tuple[PlacedBlock, ...]:
         """Pin the longest committed prefix of ``keys``; its blocks, to be released once each."""
         with self._lock:
-            return self._pool.pin(keys)
+            slots = self._pool.pin(keys)
+            return tuple(map(PlacedBlock, keys, slots, self._pool.generations(slots)))
 
     def reserve(self, keys: Sequence[BlockKey | None]) -> tuple[PlacedBlock, ...] | PoolFull:
         """Take a slot for each key to write into, pinned once, evicting as needed; all or none.
@@ -54,9 +55,10 @@ class BlockStore:
         """
         names = [BlockKey(os.urandom(KEY_BYTES)) if key is None else key for key in keys]
         with self._lock:
-            placed = self._pool.reserve(names)
-            if isinstance(placed, PoolFull):
-                return placed
+            slots = self._pool.reserve(len(names))
+            if isinstance(slots, PoolFull):
+                return slots
+            placed = tuple(map(PlacedBlock, names, slots, self._pool.generations(slots)))
             for block in placed:
                 # Odd: evicted for this use. Readers miss it before any byte of it changes.
                 if self.segment.generation[block.slot] % 2:
@@ -124,27 +126,27 @@ class BlockStore:
         """What was committed and evicted since the last call, in true order and in batches.
 
         A directory that applies every batch in order knows exactly what is held. Bounded, see
-        ``BlockPool.drain_events``.
+        ``BlockPool.drain_changes``.
         """
         with self._lock:
             changes = self._pool.drain_changes()
-        return tuple([self._batch(kind, blocks) for kind, blocks in changes])
+        return tuple(map(self._event, changes))
 
     def held(self) -> BlocksCommitted:
         """Everything that is committed now, for a directory that starts anew."""
         with self._lock:
-            blocks = self._pool.held()
-        return BlocksCommitted(node=self.node, tier=Tier.DRAM, blocks=blocks)
+            held = self._pool.held()
+        return self._committed(held)
 
     def stat(self) -> PoolStat:
         """Counts of slots and events, see ``PoolStat``."""
         with self._lock:
             return self._pool.stat()
 
-    def _batch(
-        self, kind: type[Committed] | type[Evicted], blocks: Sequence[PlacedBlock]
-    ) -> BlocksCommitted | BlocksEvicted:
-        if kind is Committed:
-            return BlocksCommitted(node=self.node, tier=Tier.DRAM, blocks=tuple(blocks))
-        keys = tuple([block.key for block in blocks])
-        return BlocksEvicted(node=self.node, tier=Tier.DRAM, keys=keys)
+    def _event(self, change: Change) -> BlocksCommitted | BlocksEvicted:
+        if isinstance(change, Committed):
+            return self._committed(change)
+        return BlocksEvicted(self.node, Tier.DRAM, change.keys)
+
+    def _committed(self, change: Committed) -> BlocksCommitted:
+        return BlocksCommitted(self.node, Tier.DRAM, change.keys, change.slots, change.generations)

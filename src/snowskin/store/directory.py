@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from operator import attrgetter
 
 import msgspec
 
@@ -34,9 +33,6 @@ _LISTED_MASKS = 1024
 
 _READ_ORDER = (Tier.DRAM, Tier.SSD, Tier.HBM)
 """Where a peer reads from first: DRAM is what a Messenger serves."""
-
-
-_KEY = attrgetter("key")
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -75,8 +71,22 @@ class _Span:
         """The bits of the nodes that hold them, on whatever tier."""
 
 
-_Shelf = dict[_Span, tuple[PlacedBlock, ...]]
-"""What a node holds on one tier: each span's blocks, key by key."""
+class _Places:
+    """Where a node has the blocks of a span, key by key."""
+
+    __slots__ = ("generations", "slots")
+
+    def __init__(self, slots: tuple[SlotIndex, ...], generations: tuple[int, ...]) -> None:
+        self.slots = slots
+        self.generations = generations
+
+    def part(self, start: int, end: int) -> _Places:
+        """The places of the keys from ``start`` to before ``end``."""
+        return _Places(self.slots[start:end], self.generations[start:end])
+
+
+_Shelf = dict[_Span, _Places]
+"""What a node holds on one tier."""
 
 
 class _Holdings:
@@ -175,10 +185,10 @@ class Directory:
             return ()
         place = _place(span, key)
         return tuple(
-            Replica(node, tier, blocks[place].slot, blocks[place].generation)
+            Replica(node, tier, places.slots[place], places.generations[place])
             for node in self._nodes_of(span.mask)
             for tier in _READ_ORDER
-            if (blocks := self._nodes[node].shelves[tier].get(span)) is not None
+            if (places := self._nodes[node].shelves[tier].get(span)) is not None
         )
 
     def replica_count(self, key: BlockKey) -> int:
@@ -193,7 +203,7 @@ class Directory:
             return ()
         keys = tuple(keys)
         shelves = [holdings.shelves[tier] for tier in _READ_ORDER]
-        found: tuple[PlacedBlock, ...] = ()
+        found: list[PlacedBlock] = []
         while len(found) < len(keys):
             at = len(found)
             span = self._spans.get(keys[at])
@@ -203,8 +213,10 @@ class Directory:
             if held is None:
                 break
             start = _place(span, keys[at])
-            found += held[start : start + shared_count(span.keys, start, keys, at)]
-        return found
+            end = start + shared_count(span.keys, start, keys, at)
+            part = held.part(start, end)
+            found += map(PlacedBlock, span.keys[start:end], part.slots, part.generations)
+        return tuple(found)
 
     def is_leased(self, node: NodeId, key: BlockKey) -> bool:
         """Whether a block must stay where it is for now."""
@@ -272,11 +284,10 @@ class Directory:
             self._stale_events += 1
             return
         shelf = holdings.shelves[event.tier]
-        blocks = event.blocks
         room = self._replica_limit - self._replica_count
-        if len(blocks) > room:
-            blocks = self._first_that_fit(shelf, blocks, room)
-        keys = tuple(map(_KEY, blocks))
+        if len(event.keys) > room:
+            event = self._first_that_fit(shelf, event, room)
+        keys, slots, generations = event.keys, event.slots, event.generations
         at = 0
         while at < len(keys):
             span = self._spans.get(keys[at])
@@ -285,22 +296,26 @@ class Directory:
             if span not in shelf:
                 self._replica_count += size
                 span.mask |= holdings.bit
-            shelf[span] = blocks[at : at + size]
+            shelf[span] = _Places(slots[at : at + size], generations[at : at + size])
             at += size
 
-    def _first_that_fit(
-        self, shelf: _Shelf, blocks: tuple[PlacedBlock, ...], room: int
-    ) -> tuple[PlacedBlock, ...]:
+    def _first_that_fit(self, shelf: _Shelf, event: BlocksCommitted, room: int) -> BlocksCommitted:
         """Those of a node's blocks that it holds already, and so many new ones as there is room."""
-        fitting: list[PlacedBlock] = []
-        for block in blocks:
-            if self._spans.get(block.key) not in shelf:
+        fitting: list[int] = []
+        for at, key in enumerate(event.keys):
+            if self._spans.get(key) not in shelf:
                 if not room:
                     self._refused_replicas += 1
                     continue
                 room -= 1
-            fitting.append(block)
-        return tuple(fitting)
+            fitting.append(at)
+        return BlocksCommitted(
+            event.node,
+            event.tier,
+            tuple([event.keys[at] for at in fitting]),
+            tuple([event.slots[at] for at in fitting]),
+            tuple([event.generations[at] for at in fitting]),
+        )
 
     def _evict(self, event: BlocksEvicted) -> None:
         holdings = self._nodes.get(event.node)
@@ -367,9 +382,10 @@ class Directory:
         span.keys = span.keys[:at]
         for node in self._nodes_of(span.mask):
             for shelf in self._nodes[node].shelves.values():
-                blocks = shelf.get(span)
-                if blocks is not None:
-                    shelf[span], shelf[rest] = blocks[:at], blocks[at:]
+                places = shelf.get(span)
+                if places is not None:
+                    shelf[span] = places.part(0, at)
+                    shelf[rest] = places.part(at, at + len(rest.keys))
         self._spans.update(dict.fromkeys(rest.keys, rest))
         return rest
 

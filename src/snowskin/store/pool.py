@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -31,26 +30,26 @@ class PoolFull(msgspec.Struct, frozen=True):
     obtainable: int
 
 
-class Committed(msgspec.Struct, frozen=True):
-    """The block's key is held here from now on."""
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """These keys are held from now on, each in its slot."""
 
-    block: PlacedBlock
+    keys: tuple[BlockKey, ...]
+    slots: tuple[SlotIndex, ...]
+    generations: tuple[int, ...]
 
-
-class Evicted(msgspec.Struct, frozen=True):
-    """The block's key is held no more, and its slot may be reused."""
-
-    block: PlacedBlock
-
-
-PoolEvent = Committed | Evicted
+    @property
+    def blocks(self) -> tuple[PlacedBlock, ...]:
+        """The same, block by block."""
+        return tuple(map(PlacedBlock, self.keys, self.slots, self.generations))
 
 
-class Change(NamedTuple):
-    """Blocks that were committed, or evicted, one after the other."""
+class Evicted(msgspec.Struct, frozen=True, gc=False):
+    """These keys are held no more, and their slots may be reused."""
 
-    kind: type[Committed] | type[Evicted]
-    blocks: Sequence[PlacedBlock]
+    keys: tuple[BlockKey, ...]
+
+
+Change = Committed | Evicted
 
 
 class PoolStat(msgspec.Struct, frozen=True):
@@ -78,10 +77,7 @@ class _Lease:
         self.until_s = until_s
 
 
-_KEY = attrgetter("key")
-
-_NEVER = PlacedBlock(BlockKey(b""), SlotIndex(0), -1)
-"""What a slot that was never in use remembers: its first use has the generation 1."""
+_NO_KEY = BlockKey(b"")
 
 
 class BlockPool:
@@ -97,8 +93,10 @@ class BlockPool:
 
     def __init__(self, slot_count: int, eviction: str = "lru") -> None:
         self._slot_count = slot_count
-        self._newest = [_NEVER] * slot_count
-        """Each slot's newest use, whether it goes on or is over."""
+        self._generations = [-1] * slot_count
+        """Of each slot's newest use, whether it goes on or is over; its first has 1."""
+        self._keys = [_NO_KEY] * slot_count
+        """The key that each slot was last committed with."""
         self._reserved: set[SlotIndex] = set()
         """Each of these is pinned once: nobody but who reserved it knows of it."""
         self._held: dict[BlockKey, Run] = {}
@@ -125,40 +123,40 @@ class BlockPool:
                 return index
         return len(keys)
 
-    def held(self) -> tuple[PlacedBlock, ...]:
+    def held(self) -> Committed:
         """Every committed block, in order of commitment."""
-        return tuple([self._newest[slot] for slot in self._slots_of(self._held)])
+        keys, slots = tuple(self._held), tuple(self._slots_of(self._held))
+        return Committed(keys, slots, self.generations(slots))
 
-    def pin(self, keys: Sequence[BlockKey]) -> tuple[PlacedBlock, ...]:
-        """Pin the longest committed prefix of ``keys``, once more each; its blocks."""
-        blocks: tuple[PlacedBlock, ...] = ()
+    def generations(self, slots: Sequence[SlotIndex]) -> tuple[int, ...]:
+        """The generation of each slot's newest use."""
+        generations = self._generations
+        return tuple([generations[slot] for slot in slots])
+
+    def pin(self, keys: Sequence[BlockKey]) -> tuple[SlotIndex, ...]:
+        """Pin the longest committed prefix of ``keys``, once more each; its slots."""
+        slots: tuple[SlotIndex, ...] = ()
         for run in self._runs_of(tuple(keys)):
-            if run.entry is not None:
+            if run.turn:
                 self._order.protect(run)
             run.pins += 1
             run.uses += 1
-            blocks += run.blocks
-        return blocks
+            slots += run.slots
+        return slots
 
-    def reserve(self, keys: Sequence[BlockKey]) -> tuple[PlacedBlock, ...] | PoolFull:
-        """Take a slot for each key to write into, pinned once, evicting as needed; all or none.
-
-        The keys are names only: nobody finds a block by its key before ``commit``.
-        """
-        count = len(keys)
+    def reserve(self, count: int) -> tuple[SlotIndex, ...] | PoolFull:
+        """Take so many slots to write into, pinned once, evicting as needed; all or none."""
         free_count = self._free_count()
         obtainable = free_count + self._order.block_count
         if count > obtainable:
             self._refusals += 1
             return PoolFull(wanted=count, obtainable=obtainable)
-        newest = self._newest
+        generations = self._generations
         slots = self._take(count, free_count)
-        generations = [newest[slot].generation + 2 for slot in slots]
-        blocks = tuple(map(PlacedBlock, keys, slots, generations))
-        for slot, block in zip(slots, blocks, strict=True):
-            newest[slot] = block
+        for slot in slots:
+            generations[slot] += 2
         self._reserved.update(slots)
-        return blocks
+        return tuple(slots)
 
     def commit(
         self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int = 0
@@ -199,7 +197,7 @@ class BlockPool:
                 freed.append(slot)
                 at += 1
                 continue
-            run = self._held.get(self._newest[slot].key)
+            run = self._held.get(self._keys[slot])
             assert run is not None, f"slot {slot} is not pinned"
             run = self._part(run, run.slots, slots, at)
             assert run.pins > 0, f"slot {slot} is not pinned"
@@ -221,7 +219,7 @@ class BlockPool:
         """
         leased = tuple([key for key in keys if key in self._held])
         for run in self._runs_of(leased):
-            if run.entry is not None:
+            if run.turn:
                 self._order.protect(run)
             run.leases += 1
         self.end_lease(owner)
@@ -259,16 +257,12 @@ class BlockPool:
         """When ``expire`` may next have something to do."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    def drain_events(self) -> tuple[PoolEvent, ...]:
+    def drain_changes(self) -> list[Change]:
         """What was committed and evicted since the last call, in true order.
 
         If nobody drains for long, keys that came and went in between are left out; to replay the
-        events onto what was known gives exactly what is held all the same.
+        changes onto what was known gives exactly what is held all the same.
         """
-        return tuple([kind(block) for kind, blocks in self.drain_changes() for block in blocks])
-
-    def drain_changes(self) -> list[Change]:
-        """The same as ``drain_events``, many blocks at a time."""
         changes, self._changes = self._changes, []
         self._untold_count = 0
         return changes
@@ -312,7 +306,7 @@ class BlockPool:
         """The slots of the next ``count`` victims, which are nobody's from now on."""
         order, held = self._order, self._held
         slots: list[SlotIndex] = []
-        evicted: list[PlacedBlock] = []
+        evicted: list[BlockKey] = []
         while len(slots) < count:
             run, last_count = order.next_run()
             assert not run.pins, f"{run.slots} are pinned"
@@ -321,26 +315,22 @@ class BlockPool:
             for key in run.keys:
                 del held[key]
             slots += run.slots
-            evicted += reversed(run.blocks)
+            evicted += reversed(run.keys)
         self._evictions += count
-        self._tell(Evicted, evicted)
+        self._tell(Evicted(tuple(evicted)))
         return slots
 
     def _hold(self, keys: tuple[BlockKey, ...], slots: tuple[SlotIndex, ...], depth: int) -> None:
         """From now on these reserved slots, pinned once each, hold these new keys."""
-        newest = self._newest
-        blocks = tuple([newest[slot] for slot in slots])
-        if tuple(map(_KEY, blocks)) != keys:
-            generations = [block.generation for block in blocks]
-            blocks = tuple(map(PlacedBlock, keys, slots, generations))
-            for slot, block in zip(slots, blocks, strict=True):
-                newest[slot] = block
-        run = Run(keys, slots, blocks, depth)
+        names = self._keys
+        for slot, key in zip(slots, keys, strict=True):
+            names[slot] = key
+        run = Run(keys, slots, depth)
         run.pins = 1
         self._held.update(dict.fromkeys(keys, run))
         self._reserved.difference_update(slots)
         self._commits += len(keys)
-        self._tell(Committed, run.blocks)
+        self._tell(Committed(keys, slots, self.generations(slots)))
 
     def _slots_of(self, keys: Iterable[BlockKey]) -> list[SlotIndex]:
         """The slots of held keys."""
@@ -380,7 +370,7 @@ class BlockPool:
 
     def _split(self, run: Run, at: int) -> Run:
         """Part a run after ``at`` blocks; the later part."""
-        is_exposed = run.entry is not None
+        is_exposed = run.turn > 0
         if is_exposed:
             self._order.protect(run)
         rest = run.cut(at)
@@ -390,12 +380,12 @@ class BlockPool:
             self._order.enter(rest)
         return rest
 
-    def _tell(self, kind: type[Committed] | type[Evicted], blocks: Sequence[PlacedBlock]) -> None:
-        self._changes.append(Change(kind, blocks))
-        self._untold_count += len(blocks)
+    def _tell(self, change: Change) -> None:
+        self._changes.append(change)
+        self._untold_count += len(change.keys)
         if self._untold_count > self._untold_limit:
             self._changes = _compact(self._changes)
-            self._untold_count = sum(len(change.blocks) for change in self._changes)
+            self._untold_count = sum([len(kept.keys) for kept in self._changes])
 
 
 def _compact(changes: list[Change]) -> list[Change]:
@@ -404,12 +394,19 @@ def _compact(changes: list[Change]) -> list[Change]:
     The events of one key alternate. Its first is kept if it is an eviction (the key was known),
     its last if it is a commitment (the key is held now).
     """
+    single = [one for change in changes for one in _one_by_one(change)]
     first: dict[BlockKey, int] = {}
     last: dict[BlockKey, int] = {}
-    listed = [(kind, block) for kind, blocks in changes for block in blocks]
-    for position, (_, block) in enumerate(listed):
-        first.setdefault(block.key, position)
-        last[block.key] = position
-    kept = {at for at in first.values() if listed[at][0] is Evicted}
-    kept.update(at for at in last.values() if listed[at][0] is Committed)
-    return [Change(kind, (block,)) for at, (kind, block) in enumerate(listed) if at in kept]
+    for position, one in enumerate(single):
+        first.setdefault(one.keys[0], position)
+        last[one.keys[0]] = position
+    kept = {at for at in first.values() if isinstance(single[at], Evicted)}
+    kept.update([at for at in last.values() if isinstance(single[at], Committed)])
+    return [single[at] for at in sorted(kept)]
+
+
+def _one_by_one(change: Change) -> list[Change]:
+    if isinstance(change, Evicted):
+        return [Evicted((key,)) for key in change.keys]
+    rows = zip(change.keys, change.slots, change.generations, strict=True)
+    return [Committed((key,), (slot,), (generation,)) for key, slot, generation in rows]

@@ -12,11 +12,11 @@ from typing import Any
 
 from snowskin.store.eviction import POLICIES
 from snowskin.terms.errors import InvalidInput
-from snowskin.terms.events import PlacedBlock
 from snowskin.terms.ids import BlockKey, SlotIndex
 
-Entry = tuple[int, int, int, int, "Run"]
-"""Uses, depth from the deepest, time of exposure, place in its first run: the least goes first."""
+Entry = tuple[int, int, int, int, int, "Run"]
+"""Uses, depth from the deepest, time of exposure, place in its first run: the least goes first.
+Then the turn, by which an entry is known to be its run's newest."""
 
 
 def shared_count(
@@ -39,28 +39,22 @@ class Run:
     """Committed blocks that follow each other in a chain, the first block first."""
 
     __slots__ = (
-        "blocks",
         "depth",
-        "entry",
         "exposed_at",
         "keys",
         "leases",
         "offset",
         "pins",
         "slots",
+        "turn",
         "uses",
     )
 
     def __init__(
-        self,
-        keys: tuple[BlockKey, ...],
-        slots: tuple[SlotIndex, ...],
-        blocks: tuple[PlacedBlock, ...],
-        depth: int,
+        self, keys: tuple[BlockKey, ...], slots: tuple[SlotIndex, ...], depth: int
     ) -> None:
         self.keys = keys
         self.slots = slots
-        self.blocks = blocks
         self.depth = depth
         """Index in its chain of the first block."""
         self.pins = 0
@@ -69,18 +63,18 @@ class Run:
         self.offset = 0
         """Where it began in the run that it was split from: of those the later part goes first."""
         self.exposed_at = 0
-        self.entry: Entry | None = None
-        """Its place in the order of eviction; None while it is pinned or leased."""
+        self.turn = 0
+        """Of its entry in the order of eviction; 0 while it is pinned or leased."""
 
     def cut(self, at: int) -> Run:
         """Keep the first ``at`` blocks; the others, with the same history, as a run of their own.
 
         Neither part is in the order of eviction: who cuts an exposed run enters them again.
         """
-        rest = Run(self.keys[at:], self.slots[at:], self.blocks[at:], self.depth + at)
+        rest = Run(self.keys[at:], self.slots[at:], self.depth + at)
         rest.pins, rest.leases, rest.uses = self.pins, self.leases, self.uses
         rest.offset, rest.exposed_at = self.offset + at, self.exposed_at
-        self.keys, self.slots, self.blocks = self.keys[:at], self.slots[:at], self.blocks[:at]
+        self.keys, self.slots = self.keys[:at], self.slots[:at]
         return rest
 
 
@@ -103,6 +97,7 @@ class EvictionOrder:
         """Entries that are no run's any more are dropped when they come first."""
         self._runs = 0
         self._clock = 0
+        self._turns = 0
         self.block_count = 0
         """How many blocks may be evicted."""
 
@@ -115,19 +110,21 @@ class EvictionOrder:
     def enter(self, run: Run) -> None:
         """Give a run its place by what it remembers of its use."""
         keys = run.keys
+        self._turns += 1
+        run.turn = self._turns
         entry = (
             run.uses if self._by_uses else 0,
             1 - run.depth - len(keys) if self._by_depth else 0,
             run.exposed_at,
             -run.offset,
+            run.turn,
             run,
         )
-        run.entry = entry
         self._runs += 1
         self.block_count += len(keys)
         heap = self._heap
         if len(heap) > 2 * self._runs + 64:
-            heap = self._heap = [old for old in heap if old[4].entry is old]
+            heap = self._heap = [old for old in heap if old[5].turn == old[4]]
             heap.append(entry)
             heapq.heapify(heap)
         else:
@@ -135,7 +132,7 @@ class EvictionOrder:
 
     def protect(self, run: Run) -> None:
         """An exposed run may not be evicted for now."""
-        run.entry = None
+        run.turn = 0
         self._runs -= 1
         self.block_count -= len(run.keys)
 
@@ -144,8 +141,8 @@ class EvictionOrder:
         heap = self._heap
         while True:
             entry = heap[0]
-            run = entry[4]
-            if run.entry is entry:
+            run = entry[5]
+            if run.turn == entry[4]:
                 return run, 1 if self._by_depth else len(run.keys)
             heapq.heappop(heap)
 

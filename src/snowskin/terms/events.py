@@ -105,11 +105,18 @@ class RequestFinished(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlocksCommitted(msgspec.Struct, frozen=True, tag=True):
-    """A node holds these blocks whole and readable."""
+    """A node holds these blocks whole and readable: column by column, they come by the dozen."""
 
     node: NodeId
     tier: Tier
-    blocks: tuple[PlacedBlock, ...]
+    keys: tuple[BlockKey, ...]
+    slots: tuple[SlotIndex, ...]
+    generations: tuple[int, ...]
+
+    @property
+    def blocks(self) -> tuple[PlacedBlock, ...]:
+        """The same, block by block."""
+        return tuple(map(PlacedBlock, self.keys, self.slots, self.generations))
 
 
 class BlocksEvicted(msgspec.Struct, frozen=True, tag=True):
@@ -132,10 +139,14 @@ class FetchFinished(msgspec.Struct, frozen=True, tag=True):
 
 
 class IncomingTraffic(msgspec.Struct, frozen=True):
-    """Bytes that a node has asked of a peer and not received yet, over all links between them."""
+    """What a node sees of its link from a peer, over all paths between them."""
 
     peer: NodeId
     bytes_in_flight: int
+    """Asked for and not received yet."""
+    bytes_per_s: float | None = None
+    """As measured of late; None if it was not."""
+    latency_s: float | None = None
 
 
 class NodeReported(msgspec.Struct, frozen=True, tag=True):
@@ -149,7 +160,7 @@ class NodeReported(msgspec.Struct, frozen=True, tag=True):
     step_s: float | None = None
     """Median time of a recent decode step or prefill pass; None if there was none."""
     incoming: tuple[IncomingTraffic, ...] = ()
-    """One entry for each peer that it is reading from."""
+    """One entry for each peer that it is reading from, or has read from of late."""
 
 
 class TimePassed(msgspec.Struct, frozen=True, tag=True):
