@@ -120,9 +120,9 @@ class Network:
         destination: NodeId,
         total_bytes: float,
         *,
-        cap_bytes_per_s: float = math.inf,
         on_done: Callable[[Any], None],
         about: Any,
+        cap_bytes_per_s: float = math.inf,
     ) -> Flow:
         """Begin to move bytes; ``on_done(about)`` is called when the last has arrived.
 
