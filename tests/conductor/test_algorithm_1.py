@@ -3,7 +3,14 @@
 import pytest
 
 from snowskin.terms.commands import EndLease, GrantLease, StartPrefill
-from snowskin.terms.events import FetchFinished, KvLanded, PrefillFinished, PrefillStarted
+from snowskin.terms.events import (
+    FetchFinished,
+    IncomingTraffic,
+    KvLanded,
+    NodeReported,
+    PrefillFinished,
+    PrefillStarted,
+)
 from snowskin.terms.ids import NodeId, RequestId
 
 from .cluster import BLOCK, BLOCK_BYTES, D0, P0, P1, P2, Cluster, arrival, held, keys, with_link
@@ -172,6 +179,20 @@ def test_a_link_that_is_slower_than_predicted_is_predicted_slower():
     cluster.finish(start)
     start = cluster.place(arrival("b", 1050, story="tale"))
     assert candidate(start, P0).transfer_s == pytest.approx(0.2)
+
+
+def test_a_slow_link_is_told_by_the_node_that_reads_over_it_and_then_not_fetched_over():
+    cluster = Cluster((P0, P1, D0))
+    cluster.tell(held(D0, "tale", 10))
+    for node in (P0, P1):
+        cluster.tell(NodeReported(node, 0, 0, 0, incoming=(IncomingTraffic(D0, 0, 20e6),)))
+    start = cluster.place(arrival("a", 1050, story="tale"))
+    assert candidate(start, P0).transfer_s == candidate(start, P1).transfer_s == 0.05
+    cluster.finish(start)
+    for node in (P0, P1):
+        cluster.tell(NodeReported(node, 0, 0, 0, incoming=(IncomingTraffic(D0, 0, 0.1e6),)))
+    start = cluster.place(arrival("b", 1050, story="tale"))
+    assert start.fetch is None
 
 
 def test_a_node_that_is_steadily_slower_than_predicted_is_predicted_slower():

@@ -30,6 +30,7 @@ from snowskin.terms.events import (
     DecodeStarted,
     Event,
     FetchFinished,
+    IncomingTraffic,
     KvLanded,
     NodeLost,
     NodeReported,
@@ -181,7 +182,18 @@ class Life:
 
     def _report(self) -> None:
         sequences = self.rng.randrange(20)
-        self.tell(NodeReported(self.rng.choice(NODES), sequences, 0, sequences * 900, 0.02))
+        incoming = tuple(
+            IncomingTraffic(
+                peer,
+                self.rng.randrange(3) * BLOCK_BYTES,
+                self.rng.choice([None, 1e5, 1e9]),
+                self.rng.choice([None, 0.01]),
+            )
+            for peer in NODES
+            if self.rng.random() < 0.3
+        )
+        node = self.rng.choice(NODES)
+        self.tell(NodeReported(node, sequences, 0, sequences * 900, 0.02, incoming))
 
     def _babble(self) -> None:
         names = [RequestId("nobody"), *self.ended[-3:], *list(self.placed)[:3]]

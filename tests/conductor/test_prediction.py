@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from snowskin.conductor.config import ConductorConfig
 from snowskin.conductor.fleet import Fleet
 from snowskin.conductor.prediction import Correction, DecodeTime
+from snowskin.cost.costs import LinkCost
 from snowskin.terms.events import IncomingTraffic
 from snowskin.terms.ids import NodeId
 from tests.conductor.cluster import D0, D1, P0, P1, PROFILE, joined
@@ -75,6 +76,27 @@ def test_a_prefix_is_fetched_from_the_holder_that_its_peers_read_least_from():
     fleet.lose(D1)
     fleet.hear_traffic(P1, (IncomingTraffic(D0, 1),))
     assert source() == P0
+
+
+def test_a_link_is_as_fast_as_its_receiver_measured_it_of_late():
+    fleet = Fleet(ConductorConfig(), PROFILE)
+    for node in (P0, P1, D0, D1):
+        fleet.join(joined(node))
+
+    def measured() -> dict[NodeId, LinkCost]:
+        best = fleet.best_source({D0: 4}, 4, random.Random(0))
+        assert best is not None
+        return dict(best.measured)
+
+    fleet.hear_traffic(P0, (IncomingTraffic(D0, 0, 5e6, 0.25), IncomingTraffic(P1, 0, 1e6)))
+    fleet.hear_traffic(P1, (IncomingTraffic(D0, 70, 2e6), IncomingTraffic(NodeId("gone"), 0, 1e6)))
+    fleet.hear_traffic(D1, (IncomingTraffic(D0, 9, None, 0.5),))
+    latency_s = PROFILE.transfer.latency_s
+    assert measured() == {P0: LinkCost(0.25, 5e6), P1: LinkCost(latency_s, 2e6)}
+    fleet.hear_traffic(P0, ())
+    assert measured() == {P1: LinkCost(latency_s, 2e6)}
+    fleet.lose(P1)
+    assert measured() == {}
 
 
 def test_a_node_that_joins_late_is_taken_to_be_as_fast_as_its_peers():

@@ -1,6 +1,7 @@
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 
 from snowskin.conductor.draw import RECORDED_CANDIDATES
@@ -10,7 +11,7 @@ from snowskin.conductor.prefill_choice import (
     PrefillPool,
     PrefillQuestion,
 )
-from snowskin.cost.costs import PrefillCost
+from snowskin.cost.costs import LinkCost, PrefillCost
 from snowskin.terms.ids import NodeId
 
 A, B = NodeId("a"), NodeId("b")
@@ -25,7 +26,7 @@ def pool(*rows: tuple[NodeId, int, float]) -> PrefillPool:
     return PrefillPool(nodes, blocks, queue_s, [1.0] * len(rows))
 
 
-SOURCE = FetchSource(B, 9, latency_s=0.01, queued_s=0.0, block_s=0.01)
+SOURCE = FetchSource(B, 9, 0, 100, link=LinkCost(0.01, 10_000.0), correction=1.0)
 # a is free and holds nothing; b holds the prefix and is busy; c is free soonest but one.
 POOL = pool((A, 0, 0.0), (B, 9, 0.5))
 
@@ -46,6 +47,17 @@ def test_each_policy_weighs_prefix_queue_and_fetch_in_its_own_way(
     assert choice.chosen.ttft_s == pytest.approx(ttft_s)
     assert choice.reason == reason
     assert [candidate.node for candidate in choice.candidates] == [A, B]
+
+
+def test_a_node_that_has_measured_its_link_is_predicted_by_that():
+    source = msgspec.structs.replace(
+        SOURCE, busy_bytes=200, measured={A: LinkCost(0.5, 1000.0), B: LinkCost(0.0, 1.0)}
+    )
+    views = pool((A, 0, 0.0), (B, 9, 9.0), (NodeId("c"), 0, 0.0), (NodeId("d"), 8, 0.0))
+    choice = POLICIES["kvcache-centric"](question(source), views, random.Random(0))
+    # a would need 1.6 s; c needs 120 ms and d 40 ms, by the profile.
+    assert [one.transfer_s for one in choice.candidates] == pytest.approx([0.0, 0.0, 0.12, 0.04])
+    assert [one.fetch_from for one in choice.candidates] == [None, None, B, B]
 
 
 def test_the_random_policy_takes_each_node_about_as_often():

@@ -7,6 +7,7 @@ from snowskin.transfer.paths import (
     COOLDOWN_LEAST_S,
     COOLDOWN_LONE_S,
     COOLDOWN_MOST_S,
+    ESTIMATE_LIFE_S,
     LinkEstimate,
     Path,
     PathTable,
@@ -25,7 +26,7 @@ def fail(table, path, now_s, cost_s=0.0):
 def carry(table, path, bytes_per_s, length_bytes=MIB):
     flight = table.begin(path, length_bytes)
     flight.landed_bytes = length_bytes
-    table.end(flight, active_s=length_bytes / bytes_per_s)
+    table.end(flight, 0.0, active_s=length_bytes / bytes_per_s)
 
 
 def test_the_secondary_path_is_taken_only_when_no_preferred_one_can_be():
@@ -95,6 +96,14 @@ def test_a_link_is_as_fast_as_its_usable_paths_together_and_as_busy_as_all():
     assert table.link_stat(0.0) == (LinkEstimate("peer", 300, MIB, None, 2, 1),)
 
 
+def test_the_rate_of_a_link_is_forgotten_when_it_was_not_measured_for_long():
+    table = PathTable()
+    carry(table, PREFERRED[0], MIB)
+    table.end(table.begin(PREFERRED[0], 10), ESTIMATE_LIFE_S, latency_s=0.5)
+    assert table.link_stat(ESTIMATE_LIFE_S) == (LinkEstimate("peer", 0, MIB, 0.5, 1, 1),)
+    assert table.link_stat(ESTIMATE_LIFE_S + 1) == (LinkEstimate("peer", 0, None, 0.5, 1, 1),)
+
+
 def test_what_the_source_has_not_written_yet_makes_no_path_busy():
     table = PathTable()
     flight = table.begin(PREFERRED[0], 5 * MIB)
@@ -151,7 +160,7 @@ class PathUse(RuleBasedStateMachine):
         flight = self.asked.pop(0)
         flight.landed_bytes = int(part * flight.asked_bytes)
         if how == "end":
-            self.table.end(flight, active_s=part + 1e-3)
+            self.table.end(flight, self.now_s, active_s=part + 1e-3)
         elif how == "cancel":
             self.table.cancel(flight)
         else:

@@ -172,9 +172,14 @@ class Node:
                 context_tokens=load.context_tokens,
                 step_s=statistics.median(steps_s) if steps_s else None,
                 incoming=tuple(
-                    IncomingTraffic(peer=link.node, bytes_in_flight=link.bytes_in_flight)
+                    IncomingTraffic(
+                        peer=link.node,
+                        bytes_in_flight=link.bytes_in_flight,
+                        bytes_per_s=link.bytes_per_s,
+                        latency_s=link.latency_s,
+                    )
                     for link in self.parts.transfer.link_stat()
-                    if link.bytes_in_flight
+                    if link.bytes_in_flight or link.bytes_per_s is not None
                 ),
             )
             self._send((m.Heartbeat(report=report, counters=self._counters(load)),))

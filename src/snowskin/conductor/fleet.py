@@ -42,7 +42,7 @@ class Fleet:
         self.decode: dict[NodeId, DecodeNode] = {}
         self._nodes: dict[NodeId, Node] = {}
         self._incoming: dict[NodeId, tuple[IncomingTraffic, ...]] = {}
-        """Each node's last word of what it waits for."""
+        """Each node's last word of its links from its peers."""
         self._line_up()
 
     def __contains__(self, node: NodeId) -> bool:
@@ -122,15 +122,15 @@ class Fleet:
         return self._decode_pool
 
     def hear_traffic(self, reporter: NodeId, incoming: Sequence[IncomingTraffic]) -> None:
-        """A node says what it still waits for, from each of its peers."""
+        """A node says what it still waits for from each of its peers, and how fast that comes."""
         for traffic in self._incoming.pop(reporter, ()):
             if (peer := self._nodes.get(traffic.peer)) is not None:
-                peer.hear_traffic(reporter, 0)
+                peer.forget_traffic(reporter)
         if incoming:
             self._incoming[reporter] = tuple(incoming)
         for traffic in incoming:
             if (peer := self._nodes.get(traffic.peer)) is not None:
-                peer.hear_traffic(reporter, traffic.bytes_in_flight)
+                peer.hear_traffic(reporter, traffic, self._profile.transfer)
 
     def best_source(
         self, prefixes: Mapping[NodeId, int], usable_blocks: int, rng: random.Random
@@ -153,14 +153,14 @@ class Fleet:
             least = min([node.busy_bytes for node in holders])
             holders = [node for node in holders if node.busy_bytes == least]
         source = holders[0] if len(holders) == 1 else rng.choice(holders)
-        link = self._profile.transfer
-        ratio = source.link.ratio
         return FetchSource(
             source.node,
             best,
-            link.latency_s * ratio,
-            source.busy_bytes / link.bytes_per_s * ratio,
-            self._block_bytes / link.bytes_per_s * ratio,
+            source.busy_bytes,
+            self._block_bytes,
+            self._profile.transfer,
+            source.link.ratio,
+            source.measured,
         )
 
     def _line_up(self) -> None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import msgspec
 
 from snowskin.conductor.draw import draw_least, shortlist
-from snowskin.cost.costs import PrefillCost
+from snowskin.cost.costs import LinkCost, PrefillCost
 from snowskin.terms.commands import PrefillCandidate
 from snowskin.terms.ids import NodeId
 
@@ -37,15 +37,23 @@ class FetchSource(msgspec.Struct, frozen=True, gc=False):
 
     node: NodeId
     blocks: int
-    latency_s: float
-    queued_s: float
-    """Time that its link needs for what it already sends."""
-    block_s: float
-    """Time for one block over its link."""
+    busy_bytes: int
+    """That it already sends."""
+    block_bytes: int
+    link: LinkCost
+    correction: float
+    """Real over predicted time, as observed on fetches from it."""
+    measured: Mapping[NodeId, LinkCost] = MappingProxyType({})
+    """Links from it as the nodes at their other ends measured them: truer than both of these."""
 
     def transfer_s(self, blocks: int) -> float:
-        """Predicted time to fetch so many blocks from it."""
-        return self.latency_s + self.queued_s + blocks * self.block_s
+        """Predicted time to fetch so many blocks from it, to a node that has measured nothing."""
+        return self.link.seconds(self.busy_bytes + blocks * self.block_bytes) * self.correction
+
+    def measured_s(self, node: NodeId, blocks: int) -> float | None:
+        """Predicted time to fetch so many blocks from it to a node that has measured the link."""
+        link = self.measured.get(node)
+        return None if link is None else link.seconds(self.busy_bytes + blocks * self.block_bytes)
 
 
 class PrefillQuestion(msgspec.Struct, frozen=True, gc=False):
@@ -126,14 +134,9 @@ def choose_by_algorithm_1(
         return choose_least_local_ttft(question, pool, rng)
     seconds = _PrefillSeconds(question)
     ttfts = _local_ttfts(seconds, pool)
-    transfers = {
-        blocks: source.transfer_s(source.blocks - blocks)
-        for blocks in set(pool.local_blocks)
-        if question.may_fetch(blocks)
-    }
-    if transfers:
+    fetching = _fetch_seconds(question, source, pool)
+    if fetching:
         fetched_s = seconds[source.blocks]
-        fetching = map(transfers.get, pool.local_blocks)
         ttfts = [
             ttft_s
             if transfer_s is None
@@ -144,7 +147,7 @@ def choose_by_algorithm_1(
             )
         ]
     least = draw_least(ttfts, rng)
-    candidates, chosen = _choice(pool, ttfts, least, seconds, transfers, source)
+    candidates, chosen = _choice(pool, ttfts, least, seconds, fetching, source)
     return PrefillChoice(chosen, candidates, _reason(chosen))
 
 
@@ -178,19 +181,40 @@ def _local_ttfts(seconds: _PrefillSeconds, pool: PrefillPool) -> list[float]:
     ]
 
 
+def _fetch_seconds(
+    question: PrefillQuestion, source: FetchSource, pool: PrefillPool
+) -> Sequence[float | None]:
+    """What a fetch would take each node, None where none is open to it; empty if to nobody."""
+    transfers = {
+        blocks: source.transfer_s(source.blocks - blocks)
+        for blocks in set(pool.local_blocks)
+        if question.may_fetch(blocks)
+    }
+    if not transfers:
+        return ()
+    fetching = list(map(transfers.get, pool.local_blocks))
+    if source.measured:
+        for index, (node, blocks) in enumerate(zip(pool.nodes, pool.local_blocks, strict=True)):
+            if blocks in transfers:
+                measured_s = source.measured_s(node, source.blocks - blocks)
+                fetching[index] = fetching[index] if measured_s is None else measured_s
+    return fetching
+
+
 def _candidate(
     pool: PrefillPool,
     index: int,
     seconds: _PrefillSeconds,
-    transfers: Mapping[int, float],
+    fetching: Sequence[float | None],
     source: FetchSource | None,
 ) -> PrefillCandidate:
     """A node as it would do best: by a fetch, where that is open to it and pays."""
     blocks, queue_s = pool.local_blocks[index], pool.queue_s[index]
     correction = pool.corrections[index]
     prefill_s = seconds[blocks] * correction
-    if source is not None and blocks in transfers:
-        transfer_s, fetched_s = transfers[blocks], seconds[source.blocks] * correction
+    transfer_s = fetching[index] if fetching else None
+    if source is not None and transfer_s is not None:
+        fetched_s = seconds[source.blocks] * correction
         if transfer_s + queue_s + fetched_s < queue_s + prefill_s:
             return PrefillCandidate(
                 pool.nodes[index],
@@ -209,12 +233,12 @@ def _choice(
     scores: Sequence[float],
     chosen: int,
     seconds: _PrefillSeconds,
-    transfers: Mapping[int, float] = MappingProxyType({}),
+    fetching: Sequence[float | None] = (),
     source: FetchSource | None = None,
 ) -> tuple[tuple[PrefillCandidate, ...], PrefillCandidate]:
     """The candidates worth recording, in node order, and the chosen one among them."""
     indices = shortlist(scores, chosen)
-    candidates = tuple([_candidate(pool, index, seconds, transfers, source) for index in indices])
+    candidates = tuple([_candidate(pool, index, seconds, fetching, source) for index in indices])
     return candidates, candidates[indices.index(chosen)]
 
 

@@ -6,8 +6,9 @@ from enum import IntEnum
 
 from snowskin.conductor.decode_choice import DecodeView
 from snowskin.conductor.prediction import Correction
+from snowskin.cost.costs import LinkCost
 from snowskin.terms.commands import Decision
-from snowskin.terms.events import NodeJoined, RequestArrived
+from snowskin.terms.events import IncomingTraffic, NodeJoined, RequestArrived
 from snowskin.terms.ids import NodeId, Role
 
 
@@ -24,7 +25,7 @@ class Stage(IntEnum):
 class Node:
     """What both kinds of node have: a name, limits and an outgoing link."""
 
-    __slots__ = ("_told_bytes", "egress_bytes", "joined", "link", "node")
+    __slots__ = ("_told_bytes", "egress_bytes", "joined", "link", "measured", "node")
 
     role: Role
 
@@ -35,6 +36,8 @@ class Node:
         """Bytes of fetches that others are reading from here."""
         self._told_bytes: dict[NodeId, int] = {}
         """By the peer that reported them."""
+        self.measured: dict[NodeId, LinkCost] = {}
+        """The link to each peer that has measured it of late."""
         self.link = link
 
     @property
@@ -46,12 +49,18 @@ class Node:
         """
         return max(self.egress_bytes, sum(self._told_bytes.values()))
 
-    def hear_traffic(self, reporter: NodeId, bytes_in_flight: int) -> None:
-        """A peer says how much it still waits for from here."""
-        if bytes_in_flight > 0:
-            self._told_bytes[reporter] = bytes_in_flight
-        else:
-            self._told_bytes.pop(reporter, None)
+    def hear_traffic(self, reporter: NodeId, traffic: IncomingTraffic, predicted: LinkCost) -> None:
+        """A peer says how much it still waits for from here, and how fast it comes."""
+        if traffic.bytes_in_flight > 0:
+            self._told_bytes[reporter] = traffic.bytes_in_flight
+        if traffic.bytes_per_s:
+            latency_s = predicted.latency_s if traffic.latency_s is None else traffic.latency_s
+            self.measured[reporter] = LinkCost(latency_s, traffic.bytes_per_s)
+
+    def forget_traffic(self, reporter: NodeId) -> None:
+        """What a peer said is old, or the peer is gone."""
+        self._told_bytes.pop(reporter, None)
+        self.measured.pop(reporter, None)
 
     def send(self, transfer_bytes: int) -> None:
         """A peer starts to fetch from here."""

@@ -45,7 +45,7 @@ class Links:
     ) -> None:
         """It went well, see ``PathTable.end``."""
         with self._lock:
-            self._table.end(flight, active_s=active_s, latency_s=latency_s)
+            self._table.end(flight, time.monotonic(), active_s=active_s, latency_s=latency_s)
 
     def cancel(self, flight: Flight) -> None:
         """It was given up, and the path is not to blame."""

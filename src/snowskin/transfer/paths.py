@@ -19,6 +19,8 @@ EWMA_WEIGHT = 0.2
 RATE_SAMPLE_LEAST_BYTES = 256 << 10
 """Smaller transfers tell a path's latency, not its rate."""
 RATE_UNKNOWN_BYTES_PER_S = 1e9
+ESTIMATE_LIFE_S = 60.0
+"""A link's rate measured before that is none: whoever avoided a slow link tries it again."""
 
 
 class Path(msgspec.Struct, frozen=True, cache_hash=True):
@@ -99,7 +101,8 @@ class LinkEstimate(msgspec.Struct, frozen=True):
         node: the peer.
         bytes_in_flight: asked for over all its paths and not yet there, unless it has yet to write
             them.
-        bytes_per_s: sum of its usable paths' rates; None before the first sample.
+        bytes_per_s: sum of its usable paths' rates; None without a sample of the last
+            ``ESTIMATE_LIFE_S``.
         latency_s: least of its usable paths'; None before the first sample.
         paths, usable_paths: that are known; that do not cool down.
     """
@@ -123,12 +126,15 @@ class _PathState:
         "landed_bytes",
         "latency_s",
         "retried_bytes",
+        "sampled_s",
     )
 
     def __init__(self) -> None:
         self.flights: set[Flight] = set()
         self.bytes_per_s: float | None = None
         self.latency_s: float | None = None
+        self.sampled_s = 0.0
+        """When the rate was last measured."""
         self.landed_bytes = 0
         self.retried_bytes = 0
         self.failures = 0
@@ -211,7 +217,12 @@ class PathTable:
         return flight
 
     def end(
-        self, flight: Flight, *, active_s: float | None = None, latency_s: float | None = None
+        self,
+        flight: Flight,
+        now_s: float,
+        *,
+        active_s: float | None = None,
+        latency_s: float | None = None,
     ) -> None:
         """A request is over, and the path did what it should.
 
@@ -223,6 +234,7 @@ class PathTable:
         state.cooldown_s = 0.0
         if active_s and flight.landed_bytes >= RATE_SAMPLE_LEAST_BYTES:
             state.bytes_per_s = _blend(state.bytes_per_s, flight.landed_bytes / active_s)
+            state.sampled_s = now_s
         if latency_s is not None:
             state.latency_s = _blend(state.latency_s, latency_s)
 
@@ -263,10 +275,10 @@ class PathTable:
 
     def link_stat(self, now_s: float) -> tuple[LinkEstimate, ...]:
         """One estimate for each peer, in the order in which they were first used."""
-        by_node: dict[NodeId, list[PathStat]] = {}
-        for stat in self.path_stat(now_s):
-            by_node.setdefault(stat.path.node, []).append(stat)
-        return tuple(_summarise(node, stats) for node, stats in by_node.items())
+        by_node: dict[NodeId, list[_PathState]] = {}
+        for path, state in self._states.items():
+            by_node.setdefault(path.node, []).append(state)
+        return tuple(_summarise(node, states, now_s) for node, states in by_node.items())
 
     def _cooling_s(self, path: Path, now_s: float, most_s: float = COOLDOWN_MOST_S) -> float:
         state = self._states.get(path)
@@ -291,15 +303,16 @@ def _blend(average: float | None, sample: float) -> float:
     return sample if average is None else average + EWMA_WEIGHT * (sample - average)
 
 
-def _summarise(node: NodeId, stats: Sequence[PathStat]) -> LinkEstimate:
-    usable = [stat for stat in stats if stat.cooling_s == 0]
-    rates = [stat.bytes_per_s for stat in usable if stat.bytes_per_s is not None]
-    latencies_s = [stat.latency_s for stat in usable if stat.latency_s is not None]
+def _summarise(node: NodeId, states: Sequence[_PathState], now_s: float) -> LinkEstimate:
+    usable = [state for state in states if state.cooling_s(now_s) == 0]
+    fresh = [state for state in usable if now_s - state.sampled_s <= ESTIMATE_LIFE_S]
+    rates = [state.bytes_per_s for state in fresh if state.bytes_per_s is not None]
+    latencies_s = [state.latency_s for state in usable if state.latency_s is not None]
     return LinkEstimate(
         node=node,
-        bytes_in_flight=sum(stat.bytes_in_flight for stat in stats),
+        bytes_in_flight=sum(state.bytes_in_flight for state in states),
         bytes_per_s=sum(rates) if rates else None,
         latency_s=min(latencies_s) if latencies_s else None,
-        paths=len(stats),
+        paths=len(states),
         usable_paths=len(usable),
     )
