@@ -204,3 +204,39 @@ def test_two_hundred_requests_beyond_the_bound_are_turned_away_and_the_others_se
         assert len(served) == 16
         assert all(error.retry_after_s >= 1 for error in turned_away)
         assert live.ask(tiny.prompt_tokens(30, seed=600), output_tokens=8).tokens
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_the_loss_of_the_only_node_of_a_role_costs_no_request_without_a_token(
+    role: str, model_dir: Path
+) -> None:
+    prompts = [tiny.prompt_tokens(700, seed=700 + i) for i in range(4)]
+    late = tiny.prompt_tokens(30, seed=710)
+    with live_cluster(model_dir) as live:
+        victim = NodeId(f"{role}-0")
+
+        async def killing() -> list[object]:
+            flights = [await live.submit(prompt, output_tokens=4) for prompt in prompts]
+            status = {node.node: node for node in live.cluster.status().nodes}
+            pid = status[victim].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            while live.cluster.status().ready:
+                await asyncio.sleep(0.01)
+            flights.append(await live.submit(late, output_tokens=4))
+            reason = flights[-1].decision
+            assert reason is not None
+            assert f"no {role} node is up" in reason.reason
+            gone = await live.submit(late, output_tokens=4)
+            gone.cancel()
+            return await asyncio.gather(*map(collect, flights), return_exceptions=True)
+
+        answers = live.run(killing())
+        oracle = Oracle(model_dir)
+        for prompt, answer in zip([*prompts, late], answers, strict=True):
+            # Until the loss is noticed, the other node goes on, and first tokens may come out.
+            if prompt is late or "after the first token" not in str(answer):
+                expected = tuple(oracle.generate(tuple(prompt), 4))
+                assert getattr(answer, "tokens", answer) == expected
+        eventually(lambda: idle(live), "nothing left in flight")
+        eventually(lambda: no_pins(live), "no slot reserved but uncommitted")

@@ -20,6 +20,7 @@ from snowskin.terms.commands import (
     EndLease,
     FailRequest,
     GrantLease,
+    HoldRequest,
     RejectRequest,
     StartPrefill,
 )
@@ -56,6 +57,8 @@ class Life:
         self.cluster = Cluster(NODES, seed=seed, **config)
         self.up = dict.fromkeys(NODES, True)
         self.placed: dict[RequestId, StartPrefill] = {}
+        self.held: set[RequestId] = set()
+        self.joining: NodeId | None = None
         self.leased: set[tuple[NodeId, RequestId]] = set()
         self.ended: list[RequestId] = []
         self.arrived = 0
@@ -74,6 +77,11 @@ class Life:
             case StartPrefill():
                 self._check_start(command)
                 self.placed[command.request] = command
+                self.held.discard(command.request)
+            case HoldRequest():
+                assert command.request not in self.held
+                self.placed.pop(command.request, None)
+                self.held.add(command.request)
             case RejectRequest(retry_after_s=retry_after_s):
                 assert 1 <= retry_after_s <= self.cluster.conductor.config.retry_limit_s
                 self._end(command.request)
@@ -87,8 +95,9 @@ class Life:
                 self.leased.remove((command.node, command.request))
 
     def _check_start(self, start: StartPrefill) -> None:
-        assert self.up[start.prefill]
-        assert self.up[start.decode]
+        for node in (start.prefill, start.decode):
+            # A node that joins anew is lost first: only who waits for it may see it at once.
+            assert self.up[node] or (node == self.joining and start.request in self.held)
         chosen = next(c for c in start.decision.prefill if c.node == start.prefill)
         tokens = self.cluster.conductor.ledger.flights[start.request].arrived.prompt_tokens
         assert chosen.reused_blocks * 100 < tokens, "a token is always left to compute"
@@ -101,6 +110,7 @@ class Life:
 
     def _end(self, request: RequestId) -> None:
         self.placed.pop(request, None)
+        self.held.discard(request)
         self.ended.append(request)
 
     def step(self) -> None:
@@ -151,8 +161,8 @@ class Life:
         self.tell(RequestFinished(name, outcome, self.rng.randrange(100)))
 
     def _cancel(self) -> None:
-        if self.placed:
-            self._finish(self.rng.choice(list(self.placed)), Outcome.CANCELLED)
+        if flying := [*self.placed, *sorted(self.held)]:
+            self._finish(self.rng.choice(flying), Outcome.CANCELLED)
 
     def _commit(self) -> None:
         story = keys(self.rng.choice(STORIES), self.rng.randrange(30))
@@ -170,14 +180,15 @@ class Life:
     def _join(self) -> None:
         down = [node for node in NODES if not self.up[node]]
         node = self.rng.choice(down or list(NODES))
+        self.joining = node
         self._gone(node, lambda name: joined(name, sequence_limit=self.rng.choice([2, 100])))
+        self.joining = None
         self.up[node] = True
 
     def _gone(self, node: NodeId, event: Callable[[NodeId], Event]) -> None:
         self.leased = {lease for lease in self.leased if lease[0] != node}
         told = event(node)
         self.up[node] = False
-        # A node that joins anew is lost first: whatever is placed again must not see it.
         self.tell(told)
 
     def _report(self) -> None:
@@ -219,6 +230,7 @@ lives = st.builds(
     max_in_flight=st.sampled_from([3, 1000]),
     ttft_slo_s=st.sampled_from([2.0, 30.0]),
     tbt_slo_s=st.sampled_from([0.014, 0.1]),
+    hold_s=st.sampled_from([0.0, 3.0, 30.0]),
 )
 
 
@@ -230,7 +242,8 @@ def test_every_law_holds_after_every_event_of_any_life(config, steps: int):
         life.step()
     stat = life.cluster.conductor.stat()
     assert stat.arrived == life.arrived
-    assert stat.in_flight == len(life.placed)
+    assert stat.in_flight == len(life.placed) + len(life.held)
+    assert not life.held or life.cluster.conductor.next_wakeup_s() is not None
     assert len(life.ended) == len(set(life.ended)), "a request ends once"
 
 
@@ -240,8 +253,8 @@ def test_when_all_have_left_nothing_is_held(config, steps: int):
     life = Life(**config)
     for _ in range(steps):
         life.step()
-    for name in list(life.placed):
-        life._finish(name, Outcome.CANCELLED)
+    while flying := [*life.placed, *sorted(life.held)]:
+        life._finish(flying[0], Outcome.CANCELLED)
     conductor = life.cluster.conductor
     assert life.leased == set()
     assert conductor.directory.stat().leases == 0

@@ -85,8 +85,8 @@ def test_a_request_is_not_placed_more_often_than_allowed():
     assert fail.reason == f"node {again.prefill} was lost, the last of 2 that were tried"
 
 
-def test_a_request_fails_if_no_other_node_is_up():
-    cluster = Cluster((P0, D0))
+def test_without_waiting_a_request_fails_if_no_other_node_is_up():
+    cluster = Cluster((P0, D0), hold_s=0.0)
     cluster.place(arrival("r"))
     (fail,) = cluster.tell(NodeLost(P0))
     assert fail == FailRequest(R, "node prefill-0 was lost, and no prefill node is up", (D0,))

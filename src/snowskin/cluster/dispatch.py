@@ -19,6 +19,7 @@ from snowskin.terms.commands import (
     FailRequest,
     Fetch,
     GrantLease,
+    HoldRequest,
     RejectCause,
     RejectRequest,
     StartPrefill,
@@ -126,6 +127,10 @@ class Dispatch:
                 flight = self._flights[request]
                 self._recall(flight)
                 self._leave(flight, RequestState.FAILED, RequestFailed(reason))
+            case HoldRequest(request=request, decision=decision):
+                flight = self._flights[request]
+                self._recall(flight)
+                flight.wait(decision)
             case GrantLease(node=node, request=request, keys=keys, duration_s=duration_s):
                 self._send(node, m.LeaseBlocks(owner=request, keys=keys, duration_s=duration_s))
             case EndLease(node=node, request=request):

@@ -97,10 +97,15 @@ class Flight:
 
     def place(self, decision: Decision, prefill: NodeId, decode: NodeId) -> None:
         """A new placement; what an earlier one had reached is void."""
-        assert not self.token_times_s, f"{self.id} has tokens out and cannot start again"
+        self.wait(decision)
         self.placements += 1
-        self.decision = decision
         self.prefill, self.decode = prefill, decode
+
+    def wait(self, decision: Decision) -> None:
+        """It is on no node, for a while; what an earlier placement had reached is void."""
+        assert not self.token_times_s, f"{self.id} has tokens out and cannot start again"
+        self.decision = decision
+        self.prefill = self.decode = None
         self.state = RequestState.QUEUED
         self.kv_arrived = False
         self.first = None

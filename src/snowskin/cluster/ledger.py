@@ -89,8 +89,9 @@ def _line(flight: Flight) -> str:
     parts += [
         f"cached={flight.cached_tokens or 0}",
         f"output={len(flight.token_times_s)}",
-        f"path={flight.prefill}>{flight.decode}",
     ]
+    if flight.prefill is not None:
+        parts.append(f"path={flight.prefill}>{flight.decode}")
     if flight.fetched_from is not None:
         parts.append(f"fetched={flight.fetched_blocks or 0}@{flight.fetched_from}")
     if flight.ttft_s is not None:

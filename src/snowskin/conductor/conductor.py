@@ -19,12 +19,14 @@ from snowskin.conductor.decode_choice import DecodeChoice, choose_decode
 from snowskin.conductor.ledger import Ledger
 from snowskin.conductor.prefill_choice import POLICIES, PrefillChoice, PrefillQuestion
 from snowskin.conductor.state import Flight, Stage
+from snowskin.conductor.waiting import WaitingRoom
 from snowskin.cost.profile import Profile
 from snowskin.store.directory import Directory
 from snowskin.terms.commands import (
     Command,
     Decision,
     FailRequest,
+    HoldRequest,
     RejectCause,
     RejectRequest,
     StartPrefill,
@@ -84,6 +86,7 @@ class Conductor:
         self._policy = POLICIES[config.policy]
         self._admission = ADMISSIONS[config.admission]
         self.ledger = Ledger(config, profile, self.directory)
+        self.waiting = WaitingRoom(config.hold_s)
         self._now_s = -inf
         self._arrived = 0
         self._rejected = 0
@@ -101,38 +104,50 @@ class Conductor:
         if now_s < self._now_s:
             raise AssertionError(f"time went back from {self._now_s} to {now_s}")
         self._now_s = now_s
+        commands: tuple[Command, ...]
         match event:
             case RequestArrived():
-                return self._arrive(event)
+                commands = self._arrive(event)
             case BlocksCommitted() | BlocksEvicted() | TimePassed():
-                return self.directory.handle(event, now_s=now_s)
+                commands = self.directory.handle(event, now_s=now_s)
             case PrefillStarted():
-                return self._start_prefill(event)
+                commands = self._start_prefill(event)
             case PrefillFinished():
-                return self._finish_prefill(event)
+                commands = self._finish_prefill(event)
             case KvLanded():
-                return self._land(event)
+                commands = self._land(event)
             case DecodeStarted():
-                return self._start_decode(event)
+                commands = self._start_decode(event)
             case RequestFinished():
-                return self._finish(event)
+                commands = self._finish(event)
             case FetchFinished():
-                return self._finish_fetch(event)
+                commands = self._finish_fetch(event)
             case NodeReported():
-                return self._report(event)
+                commands = self._report(event)
             case NodeJoined():
                 commands = self._lose(event.node) if event.node in self.ledger.fleet else ()
                 self.directory.handle(event, now_s=now_s)
                 self.ledger.fleet.join(event)
-                return commands
             case NodeLost():
-                return self._lose(event.node)
+                commands = self._lose(event.node)
             case _ as never:
                 assert_never(never)
+        if self.waiting.flights:
+            commands += self._serve_waiting()
+        return commands
+
+    @property
+    def now_s(self) -> float:
+        """The time of the last event."""
+        return self._now_s
 
     def next_wakeup_s(self) -> float | None:
-        """When ``TimePassed`` is due: the next lease runs out; None if there is none."""
-        return self.directory.next_wakeup_s()
+        """When ``TimePassed`` is due: a lease runs out, or a request has waited for too long."""
+        lease_s = self.directory.next_wakeup_s()
+        if not self.waiting.flights:
+            return lease_s
+        expiry_s = self.waiting.next_expiry_s()
+        return expiry_s if lease_s is None or expiry_s is None else min(lease_s, expiry_s)
 
     def stat(self) -> ConductorStat:
         """A snapshot of the counters; arrived is always the sum of the next five."""
@@ -142,37 +157,87 @@ class Conductor:
             cancelled=self._outcomes[Outcome.CANCELLED],
             failed=self._outcomes[Outcome.FAILED],
             rejected=self._rejected,
-            in_flight=len(self.ledger.flights),
+            in_flight=len(self.ledger.flights) + len(self.waiting),
             placed_again=self._placed_again,
             stale_events=self._stale_events,
         )
 
     def _arrive(self, event: RequestArrived) -> tuple[Command, ...]:
-        if event.request in self.ledger.flights:
+        if event.request in self.ledger.flights or event.request in self.waiting:
             raise InvalidInput(
                 f"request {event.request!r} is already in flight", parameter="request"
             )
         number = self._arrived
         self._arrived += 1
+        flight = Flight(event, number)
         obstacle = self.ledger.fleet.obstacle(self._now_s)
         if obstacle is not None:
-            return self._turn_away(event.request, obstacle, None)
-        prompt_tokens, output_tokens = event.prompt_tokens, event.output_limit_tokens
-        if prompt_tokens + output_tokens > self.ledger.fleet.widest_decode_tokens():
-            self._outcomes[Outcome.FAILED] += 1
-            reason = (
-                f"no decode node's device memory holds {prompt_tokens} prompt + {output_tokens} "
-                "output tokens"
-            )
-            return (FailRequest(event.request, reason, ()),)
-        if len(self.ledger.flights) >= self.config.max_in_flight:
+            if obstacle.cause is not RejectCause.NO_NODE or not self.waiting.is_open(self._now_s):
+                return self._turn_away(event.request, obstacle, None)
+            if self.waiting.is_full():
+                reason = f"{obstacle.reason}, and {len(self.waiting)} requests wait for it"
+                obstacle = Refusal(RejectCause.PREFILL_FULL, reason, obstacle.room_in_s)
+                return self._turn_away(event.request, obstacle, None)
+        elif (failure := self._outgrows(flight)) is not None:
+            return failure
+        in_flight = len(self.ledger.flights) + len(self.waiting)
+        if in_flight >= self.config.max_in_flight:
             refusal = Refusal(
                 RejectCause.IN_FLIGHT,
-                f"{len(self.ledger.flights)} requests are in flight",
+                f"{in_flight} requests are in flight",
                 self.ledger.next_leave_s(self._now_s),
             )
             return self._turn_away(event.request, refusal, None)
-        return self._place(Flight(event, number), admit=True)
+        if obstacle is not None:
+            return self._hold(flight, obstacle)
+        return self._place(flight, admit=True)
+
+    def _outgrows(self, flight: Flight) -> tuple[Command, ...] | None:
+        """The failure of a request that no decode node could ever hold; None if one could."""
+        prompt_tokens = flight.arrived.prompt_tokens
+        output_tokens = flight.arrived.output_limit_tokens
+        if prompt_tokens + output_tokens <= self.ledger.fleet.widest_decode_tokens():
+            return None
+        self._outcomes[Outcome.FAILED] += 1
+        reason = (
+            f"no decode node's device memory holds {prompt_tokens} prompt + {output_tokens} "
+            "output tokens"
+        )
+        return (FailRequest(flight.arrived.request, reason, ()),)
+
+    def _hold(self, flight: Flight, obstacle: Refusal) -> tuple[Command, ...]:
+        """Let a request wait for a place."""
+        self.waiting.add(flight, self._now_s)
+        reason = f"waits up to {self.config.hold_s:g} s, since {obstacle.reason}"
+        decision = Decision(self.config.policy, reason, 0, (), (), inf, inf)
+        return (HoldRequest(flight.arrived.request, decision),)
+
+    def _serve_waiting(self) -> tuple[Command, ...]:
+        """Place who waits, in order, as far as there is room; end who has waited for too long."""
+        commands: tuple[Command, ...] = ()
+        while (flight := self.waiting.first()) is not None:
+            obstacle = self.ledger.fleet.obstacle(self._now_s)
+            until_s = self.waiting.next_expiry_s()
+            if obstacle is not None and until_s is not None and self._now_s < until_s:
+                break
+            self.waiting.remove(flight.arrived.request)
+            if obstacle is not None:
+                commands += self._dismiss(flight, obstacle)
+            elif (failure := self._outgrows(flight)) is not None:
+                commands += failure
+            else:
+                self._placed_again += flight.placements > 0
+                commands += self._place(flight, admit=not flight.placements)
+        return commands
+
+    def _dismiss(self, flight: Flight, obstacle: Refusal) -> tuple[Command, ...]:
+        """End a request that has waited in vain."""
+        reason = f"waited {self.config.hold_s:g} s: {obstacle.reason}"
+        if not flight.placements:
+            refusal = Refusal(obstacle.cause, reason, obstacle.room_in_s)
+            return self._turn_away(flight.arrived.request, refusal, None)
+        self._outcomes[Outcome.FAILED] += 1
+        return (FailRequest(flight.arrived.request, f"its node was lost, and it {reason}", ()),)
 
     def _place(self, flight: Flight, *, admit: bool) -> tuple[Command, ...]:
         """Choose the nodes for a request, and count it in there."""
@@ -283,7 +348,10 @@ class Conductor:
     def _finish(self, event: RequestFinished) -> tuple[Command, ...]:
         flight = self._flight(event.request)
         if flight is None:
-            return self._ignore()
+            if self.waiting.remove(event.request) is None:
+                return self._ignore()
+            self._outcomes[event.outcome] += 1
+            return ()
         self._outcomes[event.outcome] += 1
         if event.outcome is Outcome.COMPLETED and flight.stage is Stage.DECODING:
             self.ledger.decode_time.observe(self._now_s - flight.decode_start_s)
@@ -320,9 +388,14 @@ class Conductor:
 
     def _lose(self, lost: NodeId) -> tuple[Command, ...]:
         """Forget a node. Requests without a token yet are placed again, the others fail."""
-        if lost not in self.ledger.fleet:
+        fleet = self.ledger.fleet
+        if lost not in fleet:
             return self._ignore()
-        self.ledger.fleet.lose(lost)
+        was_whole = bool(fleet.prefill and fleet.decode)
+        places = sum([node.joined.sequence_limit for node in fleet.prefill.values()])
+        fleet.lose(lost)
+        if was_whole and not (fleet.prefill and fleet.decode):
+            self.waiting.open(self._now_s, places=places)
         self.directory.handle(NodeLost(lost), now_s=self._now_s)
         commands: list[Command] = []
         stranded: list[Flight] = []
@@ -343,6 +416,8 @@ class Conductor:
             reason = f"node {lost} was lost after the first token"
         elif flight.placements >= self.config.max_placements:
             reason = f"node {lost} was lost, the last of {flight.placements} that were tried"
+        elif obstacle is not None and self.config.hold_s > 0:
+            return self._hold(flight, obstacle)
         elif obstacle is not None:
             reason = f"node {lost} was lost, and {obstacle.reason}"
         else:

@@ -35,6 +35,11 @@ class ConductorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests beyond it are turned away, whatever the admission."""
     max_placements: int = 3
     """A request that lost its node so often fails, for it may itself be what kills nodes."""
+    hold_s: float = 30.0
+    """A request for which no node is up waits so long for one to come back; 0: not at all.
+
+    Our choice: a node is back in seconds, and who would wait longer than the papers' TTFT SLO of
+    30 s has no use for the answer."""
     lease_s: float = 60.0
     """How long blocks stay put at the source of a fetch, unless the fetch ends sooner."""
     decode_s: float = 10.0
@@ -60,6 +65,7 @@ class ConductorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if not value > 0 or math.isnan(value):
                 raise InvalidInput(f"{name} must be greater than 0, not {value!r}", parameter=name)
+        _at_least("hold_s", self.hold_s, 0.0)
         for name in ("correction_weight", "decode_weight"):
             value = getattr(self, name)
             if not 0 <= value <= 1:

@@ -26,7 +26,16 @@ def check_laws(conductor: Conductor) -> None:
     )
     limit = conductor.config.max_in_flight
     _require(stat.in_flight <= limit, f"{stat.in_flight} requests in flight, above {limit}")
+    now_s = conductor.now_s
+    _require(
+        not conductor.waiting or conductor.ledger.fleet.obstacle(now_s) is not None,
+        f"{len(conductor.waiting)} requests wait although there is a place",
+    )
     flights = list(conductor.ledger.flights.values())
+    _require(
+        not any(flight.arrived.request in conductor.waiting for flight in flights),
+        "a request waits and is placed",
+    )
     _check_prefill(conductor, flights)
     _check_decode(conductor, flights)
     _check_links(conductor, flights)

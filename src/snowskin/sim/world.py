@@ -23,6 +23,7 @@ from snowskin.terms.commands import (
     EndLease,
     FailRequest,
     GrantLease,
+    HoldRequest,
     RejectRequest,
     StartPrefill,
 )
@@ -133,6 +134,10 @@ class World:
             case FailRequest():
                 job = self.journey.flights[command.request]
                 self.journey.end(job, Ending.FAILED)
+            case HoldRequest():
+                held_back = self.journey.flights[command.request].placement
+                if held_back is not None:
+                    self.journey.drop(held_back)
             case GrantLease():
                 until_s = self.calendar.now_s + command.duration_s
                 memory = self.nodes[command.node].memory

@@ -107,6 +107,17 @@ class FailRequest(msgspec.Struct, frozen=True, tag=True):
     nodes: tuple[NodeId, ...]
 
 
+class HoldRequest(msgspec.Struct, frozen=True, tag=True):
+    """No node can take the request now: it waits, and what it holds on any node is to be freed.
+
+    A ``StartPrefill``, ``RejectRequest`` or ``FailRequest`` follows, within a bounded time.
+    """
+
+    request: RequestId
+    decision: Decision
+    """Without candidates; its reason says what is waited for."""
+
+
 class GrantLease(msgspec.Struct, frozen=True, tag=True):
     """Keep these blocks on ``node`` until ``duration_s`` from now: a peer is about to read them."""
 
@@ -123,4 +134,4 @@ class EndLease(msgspec.Struct, frozen=True, tag=True):
     request: RequestId
 
 
-Command = StartPrefill | RejectRequest | FailRequest | GrantLease | EndLease
+Command = StartPrefill | RejectRequest | FailRequest | HoldRequest | GrantLease | EndLease
