@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 import time
@@ -186,22 +185,13 @@ def _row(name: str, requests: int, spent: dict[str, list[_Spent]]) -> SimulateRo
 
 def _tell_again(trace: Trace, config: WorldConfig) -> ConductorRow:
     from snowskin.conductor.conductor import Conductor
-    from snowskin.sim.world import World
-    from snowskin.terms.commands import Command
+    from snowskin.sim.world import World, conductor_rng
     from snowskin.terms.events import RequestArrived
 
     events: list[tuple[Event, float]] = []
-
-    class Recorder(Conductor):
-        def handle(self, event: Event, *, now_s: float) -> tuple[Command, ...]:
-            events.append((event, now_s))
-            return super().handle(event, now_s=now_s)
-
+    World(trace, config, on_event=lambda event, now_s: events.append((event, now_s))).run()
     settings = config.conductor(trace.block_tokens)
-    world = World(trace, config)
-    world.conductor = Recorder(settings, config.profile, random.Random(config.seed))
-    world.run()
-    fresh = Conductor(settings, config.profile, random.Random(config.seed))
+    fresh = Conductor(settings, config.profile, conductor_rng(config.seed))
     took_s: list[float] = []
     began_s = time.perf_counter()
     for event, now_s in events:

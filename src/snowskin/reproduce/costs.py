@@ -9,10 +9,11 @@ from snowskin.cost.roofline import HARDWARE
 from snowskin.cost.shapes import SHAPES
 from snowskin.reproduce import paper
 from snowskin.reproduce import parameters as p
-from snowskin.reproduce.observe import ObservedWorld
+from snowskin.reproduce.observe import TransferLog
 from snowskin.reproduce.report import Curve, Panel, Report, Result, Row, row
 from snowskin.reproduce.workloads import Scale, profile
 from snowskin.sim.config import WorldConfig
+from snowskin.sim.world import World
 from snowskin.trace.records import TraceRequest, trace_of
 
 GB = 1e9
@@ -207,8 +208,9 @@ def _exposed_s(prompt_tokens: int, *, overlap: bool) -> float:
         "alone", [TraceRequest(0.0, prompt_tokens, 2, blocks)], block_tokens=p.BLOCK_TOKENS
     )
     config = WorldConfig(profile(), prefill_nodes=1, decode_nodes=1, overlap=overlap, seed=p.SEED)
-    world = ObservedWorld(trace, config)
+    log = TransferLog()
+    world = World(trace, config, on_event=log.note)
     world.run()
     first_token_s = world.jobs[0].first_token_s
     assert first_token_s is not None
-    return world.landed_s[0] - first_token_s
+    return log.landed_s[0] - first_token_s

@@ -1,4 +1,4 @@
-"""A simulated world that also notes what reports need: fetches, landings, replicas over time."""
+"""What reports note of a simulated world on its way: fetches, landings, replicas over time."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from snowskin.sim.calendar import Rank
-from snowskin.sim.config import WorldConfig
 from snowskin.sim.world import World, block_keys
 from snowskin.terms.events import Event, FetchFinished, KvLanded
-from snowskin.trace.records import Trace
 
 
-class ObservedWorld(World):
-    """The world as it is; what it tells its Conductor is noted on the way."""
+class TransferLog:
+    """What a world's Conductor is told of transfers: give its ``note`` to the world."""
 
-    def __init__(self, trace: Trace, config: WorldConfig) -> None:
+    def __init__(self) -> None:
         self.landed_s: list[float] = []
         """When each prompt's KV was whole at its decode node."""
         self.fetch_s: list[float] = []
         """How long each fetch of a prefix took."""
         self.fetch_bytes: list[int] = []
-        super().__init__(trace, config)
 
-    def tell(self, event: Event) -> None:
-        """Note the event, then tell the Conductor."""
+    def note(self, event: Event, now_s: float) -> None:
+        """The Conductor is told this now."""
         if isinstance(event, KvLanded):
-            self.landed_s.append(self.calendar.now_s)
+            self.landed_s.append(now_s)
         elif isinstance(event, FetchFinished) and event.kv_bytes:
             self.fetch_s.append(event.transfer_s)
             self.fetch_bytes.append(event.kv_bytes)
-        super().tell(event)
 
 
 class ReplicaWatch:

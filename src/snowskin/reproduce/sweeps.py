@@ -12,12 +12,13 @@ from snowskin.measure.latency import mean
 from snowskin.measure.records import Slo, is_effective
 from snowskin.reproduce import paper
 from snowskin.reproduce import parameters as p
-from snowskin.reproduce.observe import ObservedWorld
+from snowskin.reproduce.observe import TransferLog
 from snowskin.reproduce.pools import papers_world
 from snowskin.reproduce.report import Curve, Panel, Report, Result, Row, row
 from snowskin.reproduce.workloads import Scale, described, profile, workload
 from snowskin.sim.outcome import request_records
 from snowskin.sim.simulate import simulate
+from snowskin.sim.world import World
 from snowskin.trace.records import Trace
 
 GB = 1e9
@@ -83,12 +84,14 @@ def _at_bandwidth(
     """Mean TTFT, mean fetch in theory and in truth, and the share of requests that fetch."""
     costs = profile()
     slowed = msgspec.structs.replace(costs, transfer=scaled_link(costs.transfer, gbps))
-    world = ObservedWorld(trace, msgspec.structs.replace(papers_world(), profile=slowed))
+    log = TransferLog()
+    config = msgspec.structs.replace(papers_world(), profile=slowed)
+    world = World(trace, config, on_event=log.note)
     world.run()
     ttfts = [each.ttft_s for each in request_records(world.jobs) if each.ttft_s is not None]
-    fetched_bytes = mean(world.fetch_bytes)
+    fetched_bytes = mean(log.fetch_bytes)
     in_theory_s = fetched_bytes / (gbps / 8 * GB) if fetched_bytes is not None else None
-    return mean(ttfts), in_theory_s, mean(world.fetch_s), len(world.fetch_s) / len(trace)
+    return mean(ttfts), in_theory_s, mean(log.fetch_s), len(log.fetch_s) / len(trace)
 
 
 def _without_sharing(trace: Trace) -> Trace:

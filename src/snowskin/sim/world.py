@@ -49,6 +49,7 @@ class World:
 
     Args:
         on_progress: called with the count of arrivals, once in 500.
+        on_event: called with each event that the Conductor is told, and its time, beforehand.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class World:
         config: WorldConfig,
         *,
         on_progress: Callable[[int], None] | None = None,
+        on_event: Callable[[Event, float], None] | None = None,
     ) -> None:
         self.trace = trace
         self.config = config
         self._on_progress = on_progress
+        self._on_event = on_event
         self.calendar = Calendar()
         self.jobs: list[Job] = []
         self.nodes: dict[NodeId, SimNode] = {}
@@ -74,11 +77,10 @@ class World:
         self.block_count = config.block_count(trace.block_tokens)
         limit = config.output_limit_tokens
         self._output_limit_tokens = limit or max(1, int(trace.output_tokens.max()))
-        # The seed names one stream for each subsystem that draws; the Conductor is the only one.
         self.conductor = Conductor(
             config.conductor(trace.block_tokens),
             profile,
-            random.Random(f"conductor-{config.seed}"),
+            conductor_rng(config.seed),
         )
         rules = Rules(
             profile,
@@ -118,7 +120,10 @@ class World:
 
     def tell(self, event: Event) -> None:
         """Give an event to the Conductor, and do what it says."""
-        for command in self.conductor.handle(event, now_s=self.calendar.now_s):
+        now_s = self.calendar.now_s
+        if self._on_event is not None:
+            self._on_event(event, now_s)
+        for command in self.conductor.handle(event, now_s=now_s):
             self._perform(command)
 
     def _perform(self, command: Command) -> None:
@@ -186,7 +191,7 @@ class World:
 
         def tell_blocks(event: BlocksCommitted | BlocksEvicted) -> None:
             if node.up:
-                self.conductor.handle(event, now_s=self.calendar.now_s)
+                self.tell(event)
 
         def on_room() -> None:
             if isinstance(node, PrefillNode):
@@ -270,6 +275,11 @@ class World:
 
     def _rejoin(self, about: tuple[NodeId, Role]) -> None:
         self._join(*about)
+
+
+def conductor_rng(seed: int) -> random.Random:
+    """The Conductor's stream: a seed names one for each subsystem that draws."""
+    return random.Random(f"conductor-{seed}")
 
 
 def block_keys(block_ids: Ints) -> tuple[BlockKey, ...]:
