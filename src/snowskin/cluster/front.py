@@ -258,8 +258,8 @@ class Cluster:
                 self._hear(node, message)
             except Exception:
                 # What this node has of which request is no longer known; its loss sets that right.
-                log.exception("%s said what could not be dealt with; killing it", node)
-                self._supervisor.kill(node)
+                log.exception("%s said what could not be dealt with", node)
+                self._supervisor.kill(node, "it said what could not be dealt with")
 
     def _hear(self, node: NodeId, message: m.FromNode) -> None:
         now_s = time.monotonic()
@@ -302,9 +302,10 @@ class Cluster:
     async def _watch_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_CHECK_S)
-            for node in self._roster.silent(now_s=time.monotonic(), timeout_s=HEARTBEAT_TIMEOUT_S):
-                log.error("%s has been silent for %g s; killing it", node, HEARTBEAT_TIMEOUT_S)
-                self._supervisor.kill(node)
+            now_s = time.monotonic()
+            for node in self._roster.silent(now_s=now_s, timeout_s=HEARTBEAT_TIMEOUT_S):
+                self._supervisor.kill(node, f"it was silent for {HEARTBEAT_TIMEOUT_S:g} s")
+            self._supervisor.kill_stalled(now_s=now_s)
 
 
 def _call_later(delay_s: float, function: Callable[[], None]) -> None:

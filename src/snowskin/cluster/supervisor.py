@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
 
+from snowskin.cluster.progress import STALL_S, StartWatch
 from snowskin.terms.errors import SnowskinError
 from snowskin.terms.ids import NodeId
 from snowskin.transfer.child import Child
@@ -36,11 +38,16 @@ class Supervised:
         self.starts = 0
         self.ready_since_s: float | None = None
         self.was_ready = False
+        self.start_watch: StartWatch | None = None
+        """While it starts."""
+        self.killed_for: str | None = None
+        """Why we ended the present incarnation ourselves."""
 
     def begin(self) -> None:
         """A new incarnation."""
         self.starts += 1
         self.ready_since_s = None
+        self.killed_for = None
 
     def was_stable(self, *, now_s: float) -> bool:
         """True where the present incarnation was ready for long."""
@@ -59,6 +66,7 @@ class Supervisor:
         spawn: starts a node's process, given the node and its identity.
         on_lost: told once for each process that ended without being asked to.
         on_hopeless: told when a node has never come up and is given up.
+        stall_s: a node that does nothing for so long before it is ready is killed.
     """
 
     def __init__(
@@ -68,11 +76,13 @@ class Supervisor:
         spawn: Callable[[NodeId, str], Child],
         on_lost: Callable[[NodeId], None],
         on_hopeless: Callable[[NodeStartFailed], None],
+        stall_s: float = STALL_S,
     ) -> None:
         self._supervised = {node: Supervised(node) for node in nodes}
         self._spawn = spawn
         self._on_lost = on_lost
         self._on_hopeless = on_hopeless
+        self._stall_s = stall_s
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -104,12 +114,25 @@ class Supervisor:
         supervised = self._supervised[node]
         supervised.was_ready = True
         supervised.ready_since_s = time.monotonic()
+        supervised.start_watch = None
 
-    def kill(self, node: NodeId) -> None:
-        """Stop a node that no longer answers; it is started again."""
-        child = self._supervised[node].child
-        if child is not None:
-            child.kill()
+    def kill(self, node: NodeId, reason: str) -> None:
+        """Stop a node that no longer does its work; it is started again."""
+        supervised = self._supervised[node]
+        if supervised.child is not None:
+            log.error("killing %s: %s", node, reason)
+            supervised.killed_for = reason
+            supervised.child.kill()
+
+    def kill_stalled(self, *, now_s: float) -> None:
+        """Stop the nodes that hang before they are ready. To be called every second or so."""
+        for supervised in self._supervised.values():
+            watch = supervised.start_watch
+            if watch is not None and watch.stalled_s(now_s=now_s) >= self._stall_s:
+                supervised.start_watch = None
+                self.kill(
+                    supervised.node, f"it did nothing for {self._stall_s:g} s while it started"
+                )
 
     async def stop(self) -> None:
         """End all processes: by word first, by force after a while. Returns when none is left."""
@@ -131,7 +154,7 @@ class Supervisor:
                 self._on_hopeless(
                     NodeStartFailed(
                         f"{supervised.node} failed to start {supervised.starts} times "
-                        f"({ending}); its message stands above"
+                        f"({ending}); {_remedy(supervised, ending)}"
                     )
                 )
                 return
@@ -153,14 +176,35 @@ class Supervisor:
         except OSError as error:  # Out of processes or of files; that may pass.
             return f"it could not be started: {error}"
         supervised.child = child
+        supervised.start_watch = StartWatch(child.pid, now_s=time.monotonic())
         try:
-            ending = f"exit status {await _exit_status(child)}"
+            status = await _exit_status(child)
+            ending = supervised.killed_for or _ending(status)
         except OSError as error:
             child.kill()
             ending = f"it could not be watched: {error}"
         child.end()
-        supervised.child = None
+        supervised.child = supervised.start_watch = None
         return ending
+
+
+def _ending(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"killed (signal {-status})"
+
+
+def _remedy(supervised: Supervised, ending: str) -> str:
+    """What a user may do about a node that will not come up."""
+    if supervised.killed_for is not None:
+        return "does the disk with the model answer, and is there memory left?"
+    if ending == _ending(-signal.SIGKILL):
+        return "most likely the system ran out of memory: give fewer nodes, or less --dram"
+    return "its message stands above"
 
 
 async def _exit_status(child: Child) -> int:
