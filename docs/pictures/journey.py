@@ -46,11 +46,11 @@ for x in (0.9, 7.8):
     box(axes, x, 0.25, 3.7, 1.35, "DRAM segment", "KV blocks, served by its Messenger", POOL)
 
 arrow(axes, (2.75, 5.8), (4.35, 5.8), "1 prompt", (3.55, 6.05))
-arrow(axes, (4.35, 5.1), (2.75, 5.1), "5 tokens", (3.55, 4.85), colour=FLOW)
-arrow(axes, (5.3, 4.55), (3.3, 3.45), "2 prefill here", (3.75, 4.15))
-arrow(axes, (7.1, 4.55), (9.2, 3.45), "2 decode there", (8.75, 4.15))
-arrow(axes, (4.65, 1.15), (7.75, 1.15), "3 KV, while it is computed", (6.2, 1.45), colour=FLOW)
+arrow(axes, (4.35, 5.1), (2.75, 5.1), "6 tokens", (3.55, 4.85), colour=FLOW)
+arrow(axes, (5.0, 4.55), (3.0, 3.45), "2 prefill here", (3.2, 4.2))
+arrow(axes, (7.1, 4.55), (9.2, 3.45), "3 decode there", (9.2, 4.2))
+arrow(axes, (4.65, 1.15), (7.75, 1.15), "4 KV, while it\nis computed", (6.2, 1.55), colour=FLOW)
 arrow(axes, (7.75, 0.8), (4.65, 0.8), "the next turn fetches\nwhat was generated", (6.2, 0.4), colour="#3d6f9e")
-arrow(axes, (4.3, 3.45), (5.9, 4.55), "4 first token", (5.35, 3.75), colour=FLOW, bend=0.1)
+arrow(axes, (4.3, 3.45), (6.1, 4.55), "5 first token", (6.15, 3.85), colour=FLOW)
 
 figure.savefig(Path(__file__).with_suffix(".png"), bbox_inches="tight", facecolor="white")
