@@ -25,13 +25,23 @@ from snowskin.store.ssd.record import (
 
 Bytes = npt.NDArray[np.uint8]
 
+HUGE_PAGE_BYTES = 2 << 20
 PIECE_BYTES = 4 << 20
 """Most that one system call reads; values beyond it are read and checked piece by piece."""
 
 
 def aligned_buffer(length_bytes: int) -> Bytes:
-    """Zeroed memory that begins on a page, as O_DIRECT demands."""
-    return np.frombuffer(mmap.mmap(-1, max(length_bytes, PAGE_BYTES)), dtype=np.uint8)
+    """Zeroed memory that begins on a page, as O_DIRECT demands; in huge pages, where they fit.
+
+    The kernel pins the pages of an O_DIRECT transfer one by one, so that huge ones double the rate
+    of a fast disk. Before Linux 6.3 a process must not fork (without exec) during a direct read.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, max(length_bytes, PAGE_BYTES), flags=flags)
+    if length_bytes >= HUGE_PAGE_BYTES:
+        with contextlib.suppress(OSError):  # A kernel without them.
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def is_aligned(buffer: Bytes) -> bool:
