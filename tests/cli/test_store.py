@@ -30,7 +30,8 @@ def test_a_file_goes_in_and_comes_out_and_ctrl_c_ends_all_in_order(store, tmp_pa
     at = ("--master", store.address)
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_bytes(bytes(range(256)) * 400)
-    assert run("put", "docs/a", str(source), *at).stdout == b"stored: 102400 bytes, 1 replicas\n"
+    stored = run("put", "docs/a", str(source), "--replicas", "2", *at)
+    assert stored.stdout == b"stored: 102400 bytes, 1 of 2 replicas\n"
     assert run("put", "docs/b", "-", *at, stdin=b"piped").returncode == 0
     assert run("get", "docs/a", str(target), *at).returncode == 0
     assert target.read_bytes() == source.read_bytes()

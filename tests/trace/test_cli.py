@@ -52,3 +52,10 @@ def test_the_mooncake_format_can_be_written_and_one_seed_gives_one_file(tmp_path
 def test_wrong_options_are_refused_by_name(tmp_path: Path, wrong: list[str]) -> None:
     with pytest.raises(InvalidInput):
         run("synthesise", tmp_path / "t", *wrong)
+
+
+def test_a_share_below_one_block_is_warned_of(tmp_path: Path) -> None:
+    small = ["synthesise", tmp_path / "t", "--shape", "fixed:600:10:0.5", "--requests", 10]
+    assert "give fewer --block-tokens" in run(*small)
+    assert "warning" not in run(*small, "--block-tokens", 64)
+    assert "warning" not in run(*small[:3], "fixed:600:10", *small[4:])

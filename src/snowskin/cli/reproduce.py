@@ -47,8 +47,9 @@ def reproduce(
 
     console = Console()
     if listing:
+        width = max(map(len, ITEMS))
         for item in ITEMS.values():
-            console.print(f"{item.name:14}  {item.title}", highlight=False)
+            console.print(f"{item.name:{width}}  {item.title}", highlight=False)
         return
     if every == bool(items):
         raise InvalidInput("name items, or give --all (see --list)", parameter="item")

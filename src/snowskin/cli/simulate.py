@@ -23,6 +23,7 @@ SHOWN = (
     "decode_busy_s", "mean_batch", "transfer_bytes", "fetches", "span_s",
 )  # fmt: skip
 SAMPLES = 240
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
 
 
 def simulate(
@@ -63,7 +64,10 @@ def simulate(
     ] = False,
     sweep: Annotated[
         str | None,
-        typer.Option(help="One run for each: prefill=4..12, speed=1,1.5,2, policy=random,…"),
+        typer.Option(
+            help="SETTING=FIRST..LAST or SETTING=A,B,C: a run for each value, side by side, e.g. "
+            "prefill=4..12, speed=1,1.5,2 or policy=random,cache-aware."
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs of a sweep at once.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the summary here.")] = None,
@@ -80,6 +84,19 @@ def simulate(
     read = read.sped_up(speed) if requests is None else read.head(requests).sped_up(speed)
     profile = load_profile(hardware)
     if system != "mooncake":
+        _refuse_for_rivals(
+            system,
+            {
+                "--sweep": sweep,
+                "--kill": kill,
+                "--slow": slow,
+                "--plots": plots,
+                "--check": check,
+                "--blocks": blocks,
+                "--threshold": threshold,
+                "--admission": admission != "none",
+            },
+        )
         rival = CoupledConfig(
             profile,
             system=system,
@@ -145,11 +162,13 @@ def cache_curve(
     sizes = [_size(text) for text in blocks.split(",")]
     policies = [name.strip() for name in policy.split(",")]
     points = curve.cache_curve(read, policies, sizes)
-    table = Table("blocks", *policies, title=f"{read.name}: hit ratio", caption=curve.DEFINITION)
+    table = Table("blocks", *policies, title=f"{read.name}: hit ratio")
     for row, size in enumerate(sizes):
         ratios = [points[column * len(sizes) + row].hit_ratio for column in range(len(policies))]
         table.add_row("inf" if size is None else f"{size:,}", *[f"{x:.4f}" for x in ratios])
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print(f"{curve.DEFINITION[0].upper()}{curve.DEFINITION[1:]}.", highlight=False)
     if json is not None:
         rows = [msgspec.to_builtins(point) for point in points]
         _write(json, {"trace": read.name, "definition": curve.DEFINITION, "points": rows})
@@ -162,6 +181,13 @@ def _size(text: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise InvalidInput(f"a cache size is a count or inf, not {text!r}", parameter="blocks")
     return int(text)
+
+
+def _refuse_for_rivals(system: str, options: dict[str, object]) -> None:
+    """What only our own system has must not seem to have been heeded."""
+    for name, value in options.items():
+        if value:
+            raise InvalidInput(f"{name} is for --system mooncake, not for {system}", parameter=name)
 
 
 def _run(trace: Trace, config: WorldConfig, *, check: bool, samples: int) -> Outcome:
@@ -206,19 +232,41 @@ def _show(summaries: list[dict[str, Any]], *, took_s: float, axis: str | None = 
         )
     else:
         title = f"{first['trace']}: {first['instances']} × {first['system']} on {first['hardware']}"
-    heads = ["" if axis is None else str(summary[axis]) for summary in summaries]
-    table = Table("", *heads, title=title, caption=f"simulated in {took_s:.2f} s")
+    heads = ["value"] if axis is None else [f"{axis} {summary[axis]}" for summary in summaries]
+    table = Table("measure", title=title)
+    for head in heads:
+        table.add_column(head, justify="right")
     for name in SHOWN:
-        table.add_row(name, *[_figure(summary.get(name)) for summary in summaries])
-    Console().print(table)
+        table.add_row(name, *[figure(name, summary.get(name)) for summary in summaries])
+    console = Console()
+    console.print(table)
+    if axis not in ("ttft_slo", "tbt_slo"):
+        console.print(
+            f"Effective: TTFT within {first['ttft_slo_s']:g} s and TBT within "
+            f"{first['tbt_slo_s']:g} s. TBT: mean of the longest 10 % of a request's intervals.",
+            highlight=False,
+        )
+    console.print(f"Simulated in {took_s:.2f} s.", highlight=False)
 
 
-def _figure(value: float | None) -> str:
+def figure(name: str, value: float | None) -> str:
+    """A measure as a reader likes it, with the unit that the end of its name tells."""
     if value is None:
         return "–"
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4f}"
+    if isinstance(value, int) and not name.endswith("_bytes"):
+        return f"{value:,}"
+    if name.endswith("_bytes"):
+        return next(
+            (f"{value / size:,.1f} {unit}" for size, unit in BYTE_UNITS if value >= size),
+            f"{value:,.0f} B",
+        )
+    if name.endswith("_per_s"):
+        return f"{value:.3f} /s"
+    if name.endswith("_s"):
+        return f"{value * 1000:.1f} ms" if value < 1 else f"{value:,.2f} s"
+    if name.endswith("_ratio"):
+        return f"{value:.1%}"
+    return f"{value:,.2f}"
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

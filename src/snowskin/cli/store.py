@@ -147,7 +147,8 @@ def put_command(
     value = sys.stdin.buffer.read() if str(file) == "-" else _mapped(file)
     with _client(master, cluster_key, timeout) as client:
         result = client.put(key, value, replicas=replicas, pin=cast("PinName", pin))
-    typer.echo(f"{result.status}: {len(value)} bytes, {result.replicas} replicas")
+    replicas_told = f"{result.replicas} of {result.wanted_replicas} replicas"
+    typer.echo(f"{result.status}: {len(value)} bytes, {replicas_told}")
 
 
 @app.command("get")

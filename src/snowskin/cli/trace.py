@@ -96,6 +96,13 @@ def synthesise_command(
             f"the mooncake format has blocks of {MOONCAKE_BLOCK_TOKENS} tokens, not {block_tokens}",
             parameter="block-tokens",
         )
+    if 0 < chosen.cache_ratio * chosen.prompt_tokens < block_tokens and shape.startswith("fixed:"):
+        typer.secho(
+            f"warning: {chosen.cache_ratio:g} of {chosen.prompt_tokens:g} tokens is less than a "
+            f"block of {block_tokens}, and only full blocks are shared; give fewer --block-tokens",
+            fg=typer.colors.YELLOW,
+            err=True,
+        )
     drawn = synthesise(chosen, seed=seed, block_tokens=block_tokens)
     if format == "mooncake":
         count = write_mooncake(out, drawn)
