@@ -7,14 +7,14 @@ import math
 import random
 from bisect import bisect
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, islice
 from statistics import NormalDist
 
 import msgspec
 
 from snowskin.terms.errors import InvalidInput
 from snowskin.trace.records import TraceRequest
-from snowskin.trace.shapes import Arrivals, Documents, Sessions, Shape
+from snowskin.trace.shapes import Arrivals, Documents, Mixture, Sessions, Shape
 
 STRATA = 64
 """Lengths are drawn one from each of so many equal parts of their distribution, in random order,
@@ -94,8 +94,19 @@ def synthesise(shape: Shape, *, seed: int, block_tokens: int = 512) -> Iterator[
     """
     if block_tokens < 1:
         raise InvalidInput(f"block tokens must be at least 1, got {block_tokens}")
-    rng = random.Random(f"trace-{shape.name}-{seed}")
     _prompt_limit(shape)
+    drawn = _draw(shape, seed, block_tokens)
+    return _stamped(drawn, shape.stamp_s) if shape.stamp_s else drawn
+
+
+def _stamped(drawn: Iterator[TraceRequest], stamp_s: float) -> Iterator[TraceRequest]:
+    for request in drawn:
+        arrival_s = request.arrival_s // stamp_s * stamp_s
+        yield msgspec.structs.replace(request, arrival_s=arrival_s)
+
+
+def _draw(shape: Shape, seed: int, block_tokens: int) -> Iterator[TraceRequest]:
+    rng = random.Random(f"trace-{shape.name}-{seed}")
     output = LengthDraw(
         shape.output_tokens, shape.output_sigma, limit=shape.output_limit_tokens, rng=rng
     )
@@ -104,6 +115,41 @@ def synthesise(shape: Shape, *, seed: int, block_tokens: int = 512) -> Iterator[
             return _draw_sessions(shape, shape.structure, output, rng, block_tokens)
         case Documents():
             return _draw_documents(shape, shape.structure, output, rng, block_tokens)
+        case Mixture():
+            return _draw_mixture(shape, shape.structure, seed, block_tokens)
+
+
+def _draw_mixture(
+    shape: Shape, mixture: Mixture, seed: int, block_tokens: int
+) -> Iterator[TraceRequest]:
+    """Each part as a trace of its own, with its share of rate and requests, in one order."""
+    streams: list[Iterator[TraceRequest]] = []
+    count = len(mixture.parts)
+    begun, shares = 0, 0.0
+    for index, part in enumerate(mixture.parts):
+        shares += part.share
+        end = round(shape.requests * shares)
+        if end == begun:
+            continue
+        alone = msgspec.structs.replace(
+            shape,
+            name=f"{shape.name}-{index}",
+            requests=end - begun,
+            rate_per_s=shape.rate_per_s * part.share,
+            structure=part.structure,
+            output_tokens=part.output_tokens,
+            output_sigma=part.output_sigma,
+        )
+        begun = end
+        streams.append(_renamed(_draw(alone, seed, block_tokens), index, count))
+    return heapq.merge(*streams, key=lambda request: request.arrival_s)
+
+
+def _renamed(drawn: Iterator[TraceRequest], index: int, count: int) -> Iterator[TraceRequest]:
+    """No block of one of ``count`` parts has the name of another's."""
+    for request in drawn:
+        blocks = tuple([block * count + index for block in request.blocks])
+        yield msgspec.structs.replace(request, blocks=blocks)
 
 
 def _prompt_limit(shape: Shape) -> int:
@@ -171,20 +217,54 @@ def _draw_documents(
         tokens = documents.system_tokens + document()
         return tokens, system + names.fresh(tokens // block_tokens - len(system))
 
-    texts = [new_text() for _ in range(documents.fixed_count)]
-    weights = [1.0 / (rank + 1) ** documents.zipf_exponent for rank in range(len(texts))]
-    popularity = list(accumulate(weights))
     now_s = 0.0
-    for _ in range(shape.requests):
+    for tokens, shared in islice(_texts(documents, shape.requests, new_text, rng), shape.requests):
         now_s += gap()
-        if documents.fixed_count:
-            tokens, shared = texts[bisect(popularity, rng.random() * popularity[-1])]
-        elif texts and rng.random() < documents.again_ratio:
-            tokens, shared = rng.choice(texts)
-        else:
-            tokens, shared = new_text()
-            texts.append((tokens, shared))
         prompt = min(tokens + question(), limit)
         full = prompt // block_tokens
         blocks = shared[:full] + names.fresh(max(0, full - len(shared)))
         yield TraceRequest(now_s, prompt, output(), blocks)
+
+
+_Text = tuple[int, tuple[int, ...]]
+
+
+def _texts(
+    documents: Documents, requests: int, new_text: Callable[[], _Text], rng: random.Random
+) -> Iterator[_Text]:
+    """The document that each request is about, without end."""
+    if documents.questions:
+        yield from _until_exhausted(documents.questions, requests, new_text, rng)
+    texts = [new_text() for _ in range(documents.fixed_count)]
+    weights = [1.0 / (rank + 1) ** documents.zipf_exponent for rank in range(len(texts))]
+    popularity = list(accumulate(weights))
+    while True:
+        if documents.fixed_count:
+            yield texts[bisect(popularity, rng.random() * popularity[-1])]
+        elif texts and rng.random() < documents.again_ratio:
+            yield rng.choice(texts)
+        else:
+            texts.append(new_text())
+            yield texts[-1]
+
+
+def _until_exhausted(
+    mean: float, requests: int, new_text: Callable[[], _Text], rng: random.Random
+) -> Iterator[_Text]:
+    """Documents with ``requests`` questions in all, asked in random order."""
+    deck: list[tuple[_Text, int]] = []
+    while requests:
+        questions = 1
+        while questions < requests and rng.random() < 1.0 - 1.0 / mean:
+            questions += 1
+        requests -= questions
+        deck.append((new_text(), questions))
+    while deck:
+        index = rng.randrange(len(deck))
+        text, left = deck[index]
+        yield text
+        if left > 1:
+            deck[index] = (text, left - 1)
+        else:
+            deck[index] = deck[-1]
+            deck.pop()
