@@ -28,6 +28,21 @@ def test_an_unloaded_request_takes_its_prefill_and_its_steps() -> None:
     assert record.tbt_s == pytest.approx(waits_s + A800.decode.step_s(1, tokens + 1))
 
 
+def test_a_first_token_from_the_decode_node_comes_when_the_kv_is_there_and_waits_no_longer() -> (
+    None
+):
+    played = trace(request(0.0, tuple(range(10)), output_tokens=3))
+    (early,) = simulate(played, config()).records
+    late_outcome = simulate(played, config(first_token_from_decode=True))
+    (late,) = late_outcome.records
+    assert early.ttft_s is not None
+    assert late.ttft_s is not None
+    assert late.tbt_s == pytest.approx(A800.decode.step_s(1, late.prompt_tokens + 2), rel=1e-3)
+    assert late.ttft_s > early.ttft_s
+    assert late.finished_s == early.finished_s
+    assert "decode node" in late_outcome.summary["definitions"]["ttft"]
+
+
 def test_kv_that_streams_layer_by_layer_lands_sooner_than_after_prefill() -> None:
     requests = trace(request(0.0, PREFIX))
     streamed = simulate(requests, config()).records[0]

@@ -72,6 +72,9 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     for all, so that nobody can tell one request's length from it."""
     overlap: bool = True
     """Whether KV streams to the decode node layer by layer while prefill computes."""
+    first_token_from_decode: bool = False
+    """Which node sends the first token: the prefill node as soon as it has it, or the decode node
+    once the KV is on its device. The second puts transfer and load into TTFT, not into TBT."""
     report_s: float = 10.0
     """Time between a decode node's words of its load."""
     seed: int = 0

@@ -31,15 +31,29 @@ DEFINITIONS = {
     "itself took is printed, and never written, so that one seed gives one file",
 }
 
+FROM_DECODE = {
+    "ttft": "arrival to the first token, which the decode node sends when it holds the KV on its "
+    "device, over all requests that had one (rejected ones do not count)",
+    "tbt": "of one request: mean of its longest 10 % of intervals between tokens (FAST '25)",
+}
+"""What differs where ``WorldConfig.first_token_from_decode`` holds."""
 
-def request_records(jobs: list[Job]) -> list[RequestRecord]:
-    """One record for each request that left, in order of arrival."""
+
+def request_records(jobs: list[Job], *, from_decode: bool = False) -> list[RequestRecord]:
+    """One record for each request that left, in order of arrival.
+
+    Args:
+        from_decode: the first token is sent by the decode node, when it is ready to go on.
+    """
     steps: dict[int, Floats] = {}
     records: list[RequestRecord] = []
     for job in jobs:
         assert job.ending is not None
         assert job.finished_s is not None
-        first_s = job.first_token_s
+        first_s, stay = job.first_token_s, job.stay
+        waited_s = stay.waited_s if stay is not None else 0.0
+        if from_decode and first_s is not None:
+            first_s, waited_s = first_s + waited_s, 0.0
         records.append(
             RequestRecord(
                 job.request,
@@ -50,19 +64,19 @@ def request_records(jobs: list[Job]) -> list[RequestRecord]:
                 job.output_tokens if job.ending is Ending.COMPLETED else 0,
                 job.reused_tokens if first_s is not None else 0,
                 first_s - job.arrived_s if first_s is not None else None,
-                _tbt_s(job.stay, steps) if job.stay is not None else None,
+                _tbt_s(stay, waited_s, steps) if stay is not None else None,
             )
         )
     return records
 
 
-def _tbt_s(stay: Stay, steps: dict[int, Floats]) -> float:
+def _tbt_s(stay: Stay, waited_s: float, steps: dict[int, Floats]) -> float:
     """Mean of the longest 10 % of intervals, as ``measure`` defines it, from the batch's steps."""
     durations = steps.get(id(stay.batch))
     if durations is None:
         durations = steps[id(stay.batch)] = stay.batch.step_durations()
     own = durations[stay.first_step : stay.end_step]
-    joining_s = stay.waited_s + float(own[0])
+    joining_s = waited_s + float(own[0])
     count = tail_count(len(own))
     if len(own) == 1:
         return joining_s
@@ -107,7 +121,7 @@ def summary_of(world: World, records: list[RequestRecord]) -> dict[str, Any]:
         "eviction": config.eviction,
         "faults": len(config.faults),
         "seed": config.seed,
-        "definitions": dict(DEFINITIONS),
+        "definitions": DEFINITIONS | (FROM_DECODE if config.first_token_from_decode else {}),
     }
 
 
