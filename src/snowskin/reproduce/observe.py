@@ -1,4 +1,4 @@
-"""What reports note of a simulated world on its way: fetches, landings, replicas over time."""
+"""What reports note of a simulated world on its way: landings, replicas over time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from snowskin.sim.calendar import Rank
 from snowskin.sim.world import World, block_keys
-from snowskin.terms.events import Event, FetchFinished, KvLanded
+from snowskin.terms.events import Event, KvLanded
 
 
 class TransferLog:
@@ -17,17 +17,16 @@ class TransferLog:
     def __init__(self) -> None:
         self.landed_s: list[float] = []
         """When each prompt's KV was whole at its decode node."""
-        self.fetch_s: list[float] = []
-        """How long each fetch of a prefix took."""
-        self.fetch_bytes: list[int] = []
+        self.sent_s: list[float] = []
+        """How long each prompt's KV was on its way there."""
+        self.sent_bytes: list[int] = []
 
     def note(self, event: Event, now_s: float) -> None:
         """The Conductor is told this now."""
         if isinstance(event, KvLanded):
             self.landed_s.append(now_s)
-        elif isinstance(event, FetchFinished) and event.kv_bytes:
-            self.fetch_s.append(event.transfer_s)
-            self.fetch_bytes.append(event.kv_bytes)
+            self.sent_s.append(event.transfer_s)
+            self.sent_bytes.append(event.kv_bytes)
 
 
 class ReplicaWatch:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from snowskin.measure.records import Slo
 from snowskin.reproduce import paper
 from snowskin.reproduce import parameters as p
+from snowskin.reproduce.gains import within_per_token
 from snowskin.reproduce.pools import papers_world
 from snowskin.reproduce.report import Curve, Panel, Report, Result, Row, row
 from snowskin.reproduce.workloads import Scale, Workload, described, drawn
@@ -48,8 +50,8 @@ def rejections(scale: Scale) -> Result:
         "arxiv-table3",
         tuple(rows),
         described([played]),
-        "rejected requests / requests, TTFT SLO 30 s, TBT SLO 0.1 s; the paper's counts are of "
-        "23,000 requests on 8P+8D",
+        "rejected requests / requests, TTFT SLO 30 s, TBT SLO 0.1 s; effective: within both, TBT "
+        "in seconds per token as this paper has it; its counts are of 23,000 requests on 8P+8D",
         (
             "baseline: TTFT is checked at arrival, decode load after prefill; early: both at "
             "arrival; predicted: decode load as predicted for the end of prefill",
@@ -71,6 +73,12 @@ def _share(outcome: Outcome) -> float:
     return rejected / len(outcome.records)
 
 
+def effective_ratio(outcome: Outcome) -> float:
+    """Requests within both SLOs, by the arXiv paper's TBT / all requests."""
+    keeps = within_per_token(Slo(p.TTFT_SLO_S, p.TBT_SLOS_S[0]))
+    return sum(map(keeps, outcome.records)) / len(outcome.records)
+
+
 def _rejection_rows(outcomes: dict[str, Outcome], case: str, is_papers: bool) -> list[Row]:
     rows: list[Row] = []
     base = _share(outcomes[ADMISSIONS[0]])
@@ -88,8 +96,9 @@ def _rejection_rows(outcomes: dict[str, Outcome], case: str, is_papers: bool) ->
             relative = printed / paper.REJECTED[ADMISSIONS[0]] if is_papers else None
             ours = share / base if base else None
             rows.append(row(f"{case}, rejected, {name} / baseline", relative, ours))
-        effective = outcome.summary["effective_ratio"]
-        rows.append(row(f"{case}, {name}, effective, ratio", None, effective))
+        rows.append(row(f"{case}, {name}, effective, ratio", None, effective_ratio(outcome)))
+        by_fast = outcome.summary["effective_ratio"]
+        rows.append(row(f"{case}, {name}, effective by FAST's TBT, ratio", None, by_fast))
     return rows
 
 
@@ -150,7 +159,7 @@ def _load_over_time(outcome: Outcome, case: str, *, end_s: float) -> tuple[list[
         row(f"{case}, decode load, deviation / mean", None, _scatter(decode[settled])),
         row(f"{case}, prefill load, deviation / mean", None, _scatter(prefill[settled])),
         row(f"{case}, correlation of the loads", None, correlation),
-        row(f"{case}, effective, ratio", None, outcome.summary["effective_ratio"]),
+        row(f"{case}, effective, ratio", None, effective_ratio(outcome)),
     ]
     curves = (Curve("prefill", minutes, prefill), Curve("decode", minutes, decode))
     return rows, Panel(case, "minutes", "requests a node", curves, steps=True)
