@@ -46,6 +46,26 @@ def test_reads_from_a_busy_owner_go_through_its_messenger_as_from_an_idle_one():
     assert messenger.ratio > 1.5 * inside.ratio
 
 
+@pytest.mark.parametrize("size_bytes", [5000, 1 << 20])
+def test_the_ssd_tier_is_measured_where_it_is_said_and_leaves_nothing(tmp_path, size_bytes):
+    options = {**SHORT, "sizes": (size_bytes,), "cycle_bytes": 8 << 20}
+    config = StoreBenchConfig(transports=("ssd",), ssd=str(tmp_path), **options)
+    rows = bench_store(config, lambda row: row)
+    assert [(row.transport, row.op) for row in rows] == [("ssd", "read"), ("ssd", "write")]
+    assert all(row.bytes_per_s > 0 < row.limit_bytes_per_s for row in rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_cannot_be_used_is_refused_by_name(tmp_path):
+    options = {**SHORT, "sizes": (1 << 20,), "transports": ("ssd",)}
+    with pytest.raises(InvalidInput, match=r"cannot use .*absent"):
+        bench_store(StoreBenchConfig(ssd=str(tmp_path / "absent"), **options), print)
+    options["sizes"] = (1 << 40,)
+    with pytest.raises(InvalidInput, match="choose another directory, a lower --cycle"):
+        bench_store(StoreBenchConfig(ssd=str(tmp_path), **options), print)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(not NIXL, reason="NIXL is not installed: snowskin[nixl]")
 def test_nixl_moves_blocks():
     config = StoreBenchConfig(transports=("nixl",), **SHORT)
@@ -85,8 +105,9 @@ def test_nixl_that_is_not_installed_is_left_out_unless_it_was_asked_for(tmp_path
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"transports": ("pigeon",)}, "'pigeon' is not among transports: tcp, shm, nixl"),
+        ({"transports": ("pigeon",)}, "'pigeon' is not among transports: tcp, shm, nixl, ssd"),
         ({"ops": ("steal",)}, "'steal' is not among ops"),
+        ({"transports": ("ssd",)}, "give --ssd DIRECTORY"),
         ({"transports": ("nixl",), "ops": ("get",)}, "nothing of get goes over nixl; choose from"),
     ],
 )

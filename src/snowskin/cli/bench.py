@@ -30,13 +30,13 @@ def store_command(
     ] = None,
     clients: Annotated[list[int] | None, typer.Option(help="Default: 1 and 8.")] = None,
     transport: Annotated[
-        list[str] | None, typer.Option(help="tcp, shm, nixl. Default: all that are installed.")
+        list[str] | None, typer.Option(help="tcp, shm, nixl, ssd. Default: all that there are.")
     ] = None,
     op: Annotated[
         list[str] | None,
         typer.Option(
             help="get_into, get, get_many, put_from (objects), pull, pull_many, pull_busy, "
-            "pull_inside (blocks of KV). Default: all."
+            "pull_inside (blocks of KV), read, write (--ssd). Default: all."
         ),
     ] = None,
     cycle: Annotated[str, typer.Option(help="Gets go round objects of so many bytes.")] = "256MiB",
@@ -44,6 +44,9 @@ def store_command(
     round_s: Annotated[float, typer.Option("--round", help="Seconds of each.")] = 0.3,
     peer_python: Annotated[
         str | None, typer.Option(help="Python with mooncake installed: run it beside.")
+    ] = None,
+    ssd: Annotated[
+        Path | None, typer.Option(help="Measure the SSD tier, too, in this directory.")
     ] = None,
     json: Json = None,
 ) -> None:
@@ -55,12 +58,13 @@ def store_command(
     config = StoreBenchConfig(
         sizes=sizes or DEFAULT_SIZES,
         clients=tuple(clients or (1, 8)),
-        transports=tuple(transport or _installed_transports()),
+        transports=tuple(transport or _transports(ssd)),
         ops=tuple(op or OPS),
         cycle_bytes=parse_bytes(cycle, option="--cycle"),
         rounds=rounds,
         round_s=round_s,
         peer_python=peer_python,
+        ssd=None if ssd is None else str(ssd),
     )
     typer.echo(
         "path op            size KiB  clients      MB/s    p50 µs    p99 µs   limit MB/s  ratio"
@@ -99,20 +103,19 @@ def directory_command(
     _write(rows, json)
 
 
-def _installed_transports() -> Sequence[str]:
-    """All of them, or a note on what is left out."""
-    from snowskin.store.bench.rows import TRANSPORTS
+def _transports(ssd: Path | None) -> Sequence[str]:
+    """All that there are here, and a note on what is left out for want of a package."""
     from snowskin.terms.errors import InvalidInput
     from snowskin.transfer.transports.nixl import import_nixl
 
+    transports = ["tcp", "shm"]
     try:
         import_nixl()
+        transports.append("nixl")
     except InvalidInput:
-        typer.echo(
-            "no rows of nixl, which is not installed; for them install snowskin[nixl]", err=True
-        )
-        return [name for name in TRANSPORTS if name != "nixl"]
-    return TRANSPORTS
+        note = "no rows of nixl, which is not installed; for them install snowskin[nixl]"
+        typer.echo(note, err=True)
+    return transports if ssd is None else [*transports, "ssd"]
 
 
 def _write(rows: Sequence[Any], file: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""``snowskin bench store``: gets, puts and pulls, each beside the limit of its kind."""
+"""``snowskin bench store``: gets, puts, pulls and the SSD, each beside the limit of its kind."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from snowskin.store.bench.rows import (
     BATCH,
     BATCH_BYTES,
     BLOCK_OPS,
+    MEMORY_OPS,
     OBJECT_OPS,
+    SSD_OPS,
     Case,
     StoreBenchConfig,
     StoreRow,
     measure_case,
 )
 from snowskin.store.bench.servers import running_store
+from snowskin.store.bench.ssd import running_ssd
 from snowskin.store.objects.client import StoreClient
 from snowskin.store.objects.errors import KeyMissing
 from snowskin.transfer.transports.nixl import import_nixl
@@ -143,14 +146,16 @@ def bench_store(config: StoreBenchConfig, show: Callable[[StoreRow], object]) ->
     if "nixl" in config.transports:
         import_nixl()
     with contextlib.ExitStack() as stack:
-        raw = RawServer(max(config.cycle_bytes, 4 * max(*config.sizes, 1)))
-        stack.callback(raw.stop)
-        objects = None
+        raw = objects = None
+        if config.wants_any(MEMORY_OPS):
+            raw = RawServer(max(config.cycle_bytes, 4 * max(*config.sizes, 1)))
+            stack.callback(raw.stop)
         if config.wants_any(OBJECT_OPS):
             objects = stack.enter_context(_running_objects(config))
         for size in config.sizes:
-            limits = Limits(raw, size_bytes=size, count=config.count(size))
-            for case in _cases(config, size, limits, objects):
+            for case in _cases(config, size, raw, objects):
+                if not config.wants(case.transport, case.op):
+                    continue
                 for clients in config.clients:
                     row = measure_case(config, case, size_bytes=size, clients=clients)
                     rows.append(row)
@@ -181,14 +186,19 @@ def _running_objects(config: StoreBenchConfig) -> Iterator[_Objects]:
 
 
 def _cases(
-    config: StoreBenchConfig, size: int, limits: Limits, objects: _Objects | None
+    config: StoreBenchConfig, size: int, raw: RawServer | None, objects: _Objects | None
 ) -> Iterator[Case]:
-    """What is asked for at a size, while it can be measured."""
-    if objects is not None:
-        bench = objects(size, limits)
-        bench.fill()
-        yield from (case for case in bench.cases() if config.wants(case.transport, case.op))
-        bench.empty()
-    if config.wants_any(BLOCK_OPS):
-        with running_blocks(config, size, limits) as blocks:
-            yield from (case for case in blocks.cases() if config.wants(case.transport, case.op))
+    """What can be measured at a size, each while it can be."""
+    if raw is not None:
+        limits = Limits(raw, size_bytes=size, count=config.count(size))
+        if objects is not None:
+            bench = objects(size, limits)
+            bench.fill()
+            yield from bench.cases()
+            bench.empty()
+        if config.wants_any(BLOCK_OPS):
+            with running_blocks(config, size, limits) as blocks:
+                yield from blocks.cases()
+    if config.wants_any(SSD_OPS):
+        with running_ssd(config, size) as values:
+            yield from values.cases()

@@ -13,14 +13,17 @@ BATCH_BYTES = 64 << 20
 """Objects or blocks of one call: so many, as long as they have no more bytes."""
 DEFAULT_SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 
-TRANSPORTS = ("tcp", "shm", "nixl")
+TRANSPORTS = ("tcp", "shm", "nixl", "ssd")
 OBJECT_OPS = ("get_into", "get", "get_many", "put_from")
 BLOCK_OPS = ("pull", "pull_many", "pull_busy", "pull_inside")
-OPS = (*OBJECT_OPS, *BLOCK_OPS)
+SSD_OPS = ("read", "write")
+MEMORY_OPS = (*OBJECT_OPS, *BLOCK_OPS)
+OPS = (*MEMORY_OPS, *SSD_OPS)
 _MOVED = {
-    "tcp": OPS,
+    "tcp": MEMORY_OPS,
     "shm": (*OBJECT_OPS, "pull", "pull_many"),
     "nixl": ("pull", "pull_many", "pull_busy"),
+    "ssd": SSD_OPS,
 }
 """What goes over each transport. The object store reads over TCP and mapped memory only; of pulls
 over mapped memory no process but the reader's own knows, so that none could be busy."""
@@ -33,9 +36,11 @@ class StoreBenchConfig(msgspec.Struct, frozen=True, kw_only=True):
         cycle_bytes: reads go round objects or blocks of so many bytes together (at most
             ``KEYS_LIMIT``).
         peer_python: an interpreter in whose environment ``mooncake`` can be imported.
+        ssd: a directory on the disk that "ssd" is measured on.
 
     Raises:
-        InvalidInput: no such transport or operation, or no operation that goes over a transport.
+        InvalidInput: no such transport or operation, or no operation that goes over a transport,
+            or "ssd" without a directory.
     """
 
     sizes: tuple[int, ...] = DEFAULT_SIZES
@@ -46,6 +51,7 @@ class StoreBenchConfig(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 4
     round_s: float = 0.3
     peer_python: str | None = None
+    ssd: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("transports", TRANSPORTS), ("ops", OPS)):
@@ -59,6 +65,10 @@ class StoreBenchConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"choose from {', '.join(_MOVED[transport])}",
                     parameter="--op",
                 )
+        if "ssd" in self.transports and self.ssd is None:
+            raise InvalidInput(
+                "the SSD tier is measured where you say: give --ssd DIRECTORY", parameter="--ssd"
+            )
 
     def wants(self, transport: str, op: str) -> bool:
         """Whether there is such a row, and it was asked for."""
@@ -81,17 +91,19 @@ class StoreRow(msgspec.Struct, frozen=True):
     """One line. ``ratio`` is ours over the limit, in bytes a second.
 
     Attributes:
-        transport: "tcp" (as if the node were remote), "shm" (same host) or "nixl" (whatever UCX
-            takes; on one host, cross-memory copies).
+        transport: "tcp" (as if the node were remote), "shm" (same host), "nixl" (whatever UCX
+            takes; on one host, cross-memory copies) or "ssd" (a node's tier, in this process).
         op: of the object store: get_into (caller's memory), get (a view, or fresh memory),
             get_many (up to ``BATCH`` objects at a call), put_from. Of the Transfer Engine, which
             moves blocks of KV between segments: pull (one block), pull_many (up to ``BATCH``);
             pull_busy (while the owner of the blocks computes and holds its interpreter's lock, as
             an engine does), pull_inside (the same, if threads of the owner served in place of its
-            Messenger). A put of blocks is a pull by the other side.
+            Messenger). A put of blocks is a pull by the other side. Of the SSD tier: read (into
+            memory that begins on a page), write (many values, then a flush).
         p50_s, p99_s: time of a call.
         limit_bytes_per_s: tcp: a bare Python socket; shm and nixl: a copy and one unix round
-            trip; pull_busy and pull_inside: the same pulls while the owner is idle.
+            trip; pull_busy and pull_inside: the same pulls while the owner is idle; ssd: plain
+            reads, or writes of 8 MiB and a sync, of the same disk.
     """
 
     transport: str
