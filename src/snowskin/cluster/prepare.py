@@ -12,10 +12,11 @@ import xxhash
 from rich.console import Console
 
 from snowskin.cluster.config import YIELDING_THREADS, ServeConfig
+from snowskin.cluster.inspection import inspect_once
 from snowskin.cluster.parts import segment_layout, segment_nics
 from snowskin.cost.profile import Profile, load_profile
 from snowskin.engine.default_model import cache_dir, make_cache_folder, resolve_model
-from snowskin.engine.model import ModelInfo, inspect_model
+from snowskin.engine.model import ModelInfo
 from snowskin.terms.errors import InvalidInput, SnowskinError
 from snowskin.terms.keys import KeySpace
 from snowskin.terms.serving import ServingInfo
@@ -29,7 +30,12 @@ def prepare_model(config: ServeConfig) -> ModelInfo:
         InvalidInput: no such model.
         UnsupportedModel: the engine would compute it wrongly.
     """
-    return inspect_model(resolve_model(config.model), dtype=config.dtype, device=config.device)
+    return inspect_once(
+        resolve_model(config.model),
+        dtype=config.dtype,
+        device=config.device,
+        machine=f"{platform.node()}|{_cpu_name()}",
+    )
 
 
 def serving_info(config: ServeConfig, model: ModelInfo) -> ServingInfo:
