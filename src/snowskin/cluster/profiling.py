@@ -19,6 +19,7 @@ from snowskin.cost.profile import FitError, Profile, save_profile
 from snowskin.engine.default_model import make_cache_folder
 from snowskin.engine.model import Model, ModelInfo
 from snowskin.engine.probe import ProbeLimits, ProbeResult, probe
+from snowskin.engine.telling import telling
 from snowskin.store.blocks import BlockStore
 from snowskin.terms.ids import NodeId
 from snowskin.transfer.engine import BlockPull, TransferEngine
@@ -48,7 +49,8 @@ def measure_and_save(config: ServeConfig, *, budget_s: float, out: Path | None) 
     console = Console(stderr=True)
     make_cache_folder("profiles")
     info = prepare_model(config)
-    with console.status(f"measuring {info.name} for about {budget_s:g} s"):
+    with telling(console) as say:
+        say(f"Measuring {info.name} for about {budget_s:g} s")
         profile = _measure(config, info, budget_s=budget_s)
     path = profile_path(info, threads=config.engine_threads, transport=config.transport)
     for target in (path, out):

