@@ -26,7 +26,7 @@ def row(
 
 
 def pool(*rows: tuple[object, ...]) -> DecodePool:
-    return DecodePool(*zip(*rows, strict=True))
+    return DecodePool(*map(list, zip(*rows, strict=True)))
 
 
 def test_the_least_tbt_after_joining_is_chosen_with_every_score():

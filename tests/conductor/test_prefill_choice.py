@@ -22,7 +22,7 @@ def question(source: FetchSource | None = None) -> PrefillQuestion:
 
 
 def pool(*rows: tuple[NodeId, int, float]) -> PrefillPool:
-    nodes, blocks, queue_s = zip(*rows, strict=True)
+    nodes, blocks, queue_s = map(list, zip(*rows, strict=True))
     return PrefillPool(nodes, blocks, queue_s, [1.0] * len(rows))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from math import inf
 
 import msgspec
@@ -51,13 +50,13 @@ class DecodePool(msgspec.Struct, frozen=True, gc=False):
     own and follow every event: they are read at once, and not kept.
     """
 
-    nodes: Sequence[NodeId]
-    sequences: Sequence[int]
-    context_tokens: Sequence[int]
-    reserved_tokens: Sequence[int]
-    sequence_limits: Sequence[int]
-    device_tokens: Sequence[int]
-    corrections: Sequence[float]
+    nodes: list[NodeId]
+    sequences: list[int]
+    context_tokens: list[int]
+    reserved_tokens: list[int]
+    sequence_limits: list[int]
+    device_tokens: list[int]
+    corrections: list[float]
 
     def candidate(self, row: int, prompt_tokens: int, tbt_s: float) -> DecodeCandidate:
         """A node's load and predicted TBT with one more request."""
@@ -93,7 +92,7 @@ def choose_decode(
     tbts = [
         (base_s + sequence_s * (sequences + 1) + token_s * (tokens + prompt_tokens)) * correction
         for sequences, tokens, correction in zip(
-            pool.sequences, pool.context_tokens, pool.corrections, strict=True
+            pool.sequences, pool.context_tokens, pool.corrections
         )
     ]
     scores = tbts
@@ -109,13 +108,12 @@ def choose_decode(
                 pool.sequence_limits,
                 pool.reserved_tokens,
                 pool.device_tokens,
-                strict=True,
             )
         ]
         if all(crowded):
             reason = "no decode node has room, {} is the least loaded"
         else:
-            scores = [inf if full else tbt_s for full, tbt_s in zip(crowded, tbts, strict=True)]
+            scores = [inf if full else tbt_s for full, tbt_s in zip(crowded, tbts)]
     row = draw_least(scores, rng)
     rows = shortlist(tbts, row)
     candidates = tuple([pool.candidate(listed, prompt_tokens, tbts[listed]) for listed in rows])

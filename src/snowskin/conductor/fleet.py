@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from itertools import compress, repeat
+from itertools import compress
 
 from snowskin.conductor.admission import Refusal
 from snowskin.conductor.config import ConductorConfig
@@ -97,14 +97,14 @@ class Fleet:
     ) -> PrefillPool:
         """The prefill nodes whose queue is not full, with the prefix that each may reuse."""
         columns = self._prefill_columns
-        held = list(map(prefixes.get, columns.nodes, repeat(0)))
+        held = [prefixes.get(node, 0) for node in columns.nodes]
         if max(held) > usable_blocks:
             held = [min(blocks, usable_blocks) for blocks in held]
         # As ``PrefillNode.queue_s`` has it, without a call for each node.
         queue_s = [
             queued_s + left_s if (left_s := running_s - (now_s - since_s)) > 0 else queued_s
             for queued_s, running_s, since_s in zip(
-                columns.queued_s, columns.running_s, columns.since_s, strict=True
+                columns.queued_s, columns.running_s, columns.since_s
             )
         ]
         if min(columns.free_places) > 0:
@@ -149,14 +149,15 @@ class Fleet:
         ]
         if not holders:
             return None
+        busy_bytes = [node.busy_bytes for node in holders]
+        least = min(busy_bytes)
         if len(holders) > 1:
-            least = min([node.busy_bytes for node in holders])
-            holders = [node for node in holders if node.busy_bytes == least]
+            holders = [node for node, busy in zip(holders, busy_bytes) if busy == least]
         source = holders[0] if len(holders) == 1 else rng.choice(holders)
         return FetchSource(
             source.node,
             best,
-            source.busy_bytes,
+            least,
             self._block_bytes,
             self._profile.transfer,
             source.link.ratio,

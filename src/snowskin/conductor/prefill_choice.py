@@ -6,7 +6,7 @@ A policy is a plain function of frozen views. ``POLICIES`` lists them all.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import msgspec
@@ -23,12 +23,12 @@ class PrefillPool(msgspec.Struct, frozen=True, gc=False):
     Column by column, since a choice reads each of a hundred nodes once.
     """
 
-    nodes: Sequence[NodeId]
-    local_blocks: Sequence[int]
+    nodes: list[NodeId]
+    local_blocks: list[int]
     """Leading blocks of this prompt that a node holds, and may reuse."""
-    queue_s: Sequence[float]
+    queue_s: list[float]
     """Predicted time until a node could start."""
-    corrections: Sequence[float]
+    corrections: list[float]
     """Real over predicted prefill time, as observed on a node."""
 
 
@@ -136,14 +136,14 @@ def choose_by_algorithm_1(
     ttfts = _local_ttfts(seconds, pool)
     fetching = _fetch_seconds(question, source, pool)
     if fetching:
-        fetched_s = seconds[source.blocks]
+        fetched_s = seconds.of(source.blocks)
         ttfts = [
             ttft_s
             if transfer_s is None
             or ttft_s <= (fetching_s := transfer_s + queue_s + fetched_s * correction)
             else fetching_s
             for ttft_s, transfer_s, queue_s, correction in zip(
-                ttfts, fetching, pool.queue_s, pool.corrections, strict=True
+                ttfts, fetching, pool.queue_s, pool.corrections
             )
         ]
     least = draw_least(ttfts, rng)
@@ -160,30 +160,33 @@ POLICIES: dict[str, Policy] = {
 """Every way to choose a prefill node, by the name that the command line uses."""
 
 
-class _PrefillSeconds(dict[int, float]):
+class _PrefillSeconds:
     """Predicted prefill time by reused blocks: most nodes hold the same few prefixes."""
 
-    def __init__(self, question: PrefillQuestion) -> None:
-        super().__init__()
-        self._question = question
+    __slots__ = ("_known", "_question")
 
-    def __missing__(self, reused_blocks: int) -> float:
-        seconds = self[reused_blocks] = self._question.prefill_s(reused_blocks)
+    def __init__(self, question: PrefillQuestion) -> None:
+        self._question = question
+        self._known: dict[int, float] = {}
+
+    def of(self, reused_blocks: int) -> float:
+        """Before correction."""
+        seconds = self._known.get(reused_blocks)
+        if seconds is None:
+            seconds = self._known[reused_blocks] = self._question.prefill_s(reused_blocks)
         return seconds
 
 
 def _local_ttfts(seconds: _PrefillSeconds, pool: PrefillPool) -> list[float]:
     return [
-        queue_s + seconds[blocks] * correction
-        for queue_s, blocks, correction in zip(
-            pool.queue_s, pool.local_blocks, pool.corrections, strict=True
-        )
+        queue_s + seconds.of(blocks) * correction
+        for queue_s, blocks, correction in zip(pool.queue_s, pool.local_blocks, pool.corrections)
     ]
 
 
 def _fetch_seconds(
     question: PrefillQuestion, source: FetchSource, pool: PrefillPool
-) -> Sequence[float | None]:
+) -> list[float | None]:
     """What a fetch would take each node, None where none is open to it; empty if to nobody."""
     transfers = {
         blocks: source.transfer_s(source.blocks - blocks)
@@ -191,10 +194,10 @@ def _fetch_seconds(
         if question.may_fetch(blocks)
     }
     if not transfers:
-        return ()
-    fetching = list(map(transfers.get, pool.local_blocks))
+        return []
+    fetching = [transfers.get(blocks) for blocks in pool.local_blocks]
     if source.measured:
-        for index, (node, blocks) in enumerate(zip(pool.nodes, pool.local_blocks, strict=True)):
+        for index, (node, blocks) in enumerate(zip(pool.nodes, pool.local_blocks)):
             if blocks in transfers:
                 measured_s = source.measured_s(node, source.blocks - blocks)
                 fetching[index] = fetching[index] if measured_s is None else measured_s
@@ -205,16 +208,16 @@ def _candidate(
     pool: PrefillPool,
     index: int,
     seconds: _PrefillSeconds,
-    fetching: Sequence[float | None],
+    fetching: list[float | None] | None,
     source: FetchSource | None,
 ) -> PrefillCandidate:
     """A node as it would do best: by a fetch, where that is open to it and pays."""
     blocks, queue_s = pool.local_blocks[index], pool.queue_s[index]
     correction = pool.corrections[index]
-    prefill_s = seconds[blocks] * correction
+    prefill_s = seconds.of(blocks) * correction
     transfer_s = fetching[index] if fetching else None
     if source is not None and transfer_s is not None:
-        fetched_s = seconds[source.blocks] * correction
+        fetched_s = seconds.of(source.blocks) * correction
         if transfer_s + queue_s + fetched_s < queue_s + prefill_s:
             return PrefillCandidate(
                 pool.nodes[index],
@@ -230,10 +233,10 @@ def _candidate(
 
 def _choice(
     pool: PrefillPool,
-    scores: Sequence[float],
+    scores: list[float],
     chosen: int,
     seconds: _PrefillSeconds,
-    fetching: Sequence[float | None] = (),
+    fetching: list[float | None] | None = None,
     source: FetchSource | None = None,
 ) -> tuple[tuple[PrefillCandidate, ...], PrefillCandidate]:
     """The candidates worth recording, in node order, and the chosen one among them."""

@@ -47,6 +47,8 @@ class Node:
         The peers see all that they read, the KV that follows a prefill included, but their word
         is half a second old; our count knows of fetches alone, at once. The greater is the truer.
         """
+        if not self._told_bytes:
+            return self.egress_bytes
         return max(self.egress_bytes, sum(self._told_bytes.values()))
 
     def hear_traffic(self, reporter: NodeId, traffic: IncomingTraffic, predicted: LinkCost) -> None:

@@ -65,7 +65,9 @@ class DecodeBatch(Generic[J]):
     """
 
     def __init__(self, cost: DecodeCost, *, sequence_limit: int, token_limit: int) -> None:
-        self._cost = cost
+        self._base_s = cost.base_s
+        self._sequence_s = cost.sequence_s
+        self._context_token_s = cost.context_token_s
         self.sequence_limit = sequence_limit
         self.token_limit = token_limit
         self._boundary_s = 0.0
@@ -204,19 +206,20 @@ class DecodeBatch(Generic[J]):
         )
 
     def _first_step_s(self) -> float:
-        return self._cost.step_s(len(self._running), self._context_tokens)
+        """As ``DecodeCost.step_s`` has it."""
+        sequences_s = self._sequence_s * len(self._running)
+        return self._base_s + sequences_s + self._context_token_s * self._context_tokens
 
     def _duration_s(self, steps: int) -> float:
-        cost, count = self._cost, len(self._running)
-        first_s = cost.step_s(count, self._context_tokens)
-        return steps * first_s + cost.context_token_s * count * (steps * (steps - 1) / 2)
+        growth_s = self._context_token_s * len(self._running)
+        return steps * self._first_step_s() + growth_s * (steps * (steps - 1) / 2)
 
     def _steps_until(self, now_s: float) -> int:
         """Steps to the first boundary that is not before ``now_s``."""
         left_s = now_s - self._boundary_s - ON_TIME_S
         if left_s <= 0:
             return 0
-        half_growth_s = self._cost.context_token_s * len(self._running) / 2
+        half_growth_s = self._context_token_s * len(self._running) / 2
         linear_s = self._first_step_s() - half_growth_s
         root = math.sqrt(linear_s * linear_s + 4.0 * half_growth_s * left_s)
         steps = math.ceil(2.0 * left_s / (linear_s + root))
@@ -231,7 +234,7 @@ class DecodeBatch(Generic[J]):
         if not steps:
             return
         duration_s = self._duration_s(steps)
-        growth_s = self._cost.context_token_s * len(self._running)
+        growth_s = self._context_token_s * len(self._running)
         self._record(steps, self._first_step_s(), growth_s)
         self._boundary_s += duration_s
         self.busy_s += duration_s

@@ -355,15 +355,16 @@ class Directory:
 
     def _begin_span(self, keys: tuple[BlockKey, ...], at: int) -> _Span:
         """A span, on no node yet, of ``keys`` from ``at`` on, up to the next that is known."""
-        unknown = dict.fromkeys(keys[at:])
-        if not self._spans.keys().isdisjoint(unknown) or len(unknown) < len(keys) - at:
+        span = _Span(keys[at:], 0)
+        unknown = dict.fromkeys(span.keys, span)
+        if len(unknown) < len(span.keys) or not self._spans.keys().isdisjoint(unknown):
             unknown = {}
-            for key in keys[at:]:
+            for key in span.keys:
                 if key in self._spans or key in unknown:
                     break
-                unknown[key] = None
-        span = _Span(tuple(unknown), 0)
-        self._spans.update(dict.fromkeys(unknown, span))
+                unknown[key] = span
+            span.keys = tuple(unknown)
+        self._spans.update(unknown)
         return span
 
     def _part(self, span: _Span, keys: tuple[BlockKey, ...], at: int) -> _Span:
@@ -382,7 +383,7 @@ class Directory:
         span.keys = span.keys[:at]
         for node in self._nodes_of(span.mask):
             for shelf in self._nodes[node].shelves.values():
-                places = shelf.get(span)
+                places = shelf.get(span) if shelf else None
                 if places is not None:
                     shelf[span] = places.part(0, at)
                     shelf[rest] = places.part(at, at + len(rest.keys))

@@ -77,9 +77,6 @@ class _Lease:
         self.until_s = until_s
 
 
-_NO_KEY = BlockKey(b"")
-
-
 class BlockPool:
     """Slots, their states and protections; evicts by a policy when room is needed.
 
@@ -93,12 +90,11 @@ class BlockPool:
 
     def __init__(self, slot_count: int, eviction: str = "lru") -> None:
         self._slot_count = slot_count
-        self._generations = [-1] * slot_count
-        """Of each slot's newest use, whether it goes on or is over; its first has 1."""
-        self._keys = [_NO_KEY] * slot_count
-        """The key that each slot was last committed with."""
-        self._reserved: set[SlotIndex] = set()
-        """Each of these is pinned once: nobody but who reserved it knows of it."""
+        self._generations = [0] * slot_count
+        self._keys: list[BlockKey | None] = [None] * slot_count
+        """By slot; None while it is free or reserved."""
+        self._reserved_count = 0
+        """Each reserved slot is pinned once: nobody but who reserved it knows of it."""
         self._held: dict[BlockKey, Run] = {}
         self._order = EvictionOrder(eviction)
         # The lowest free slot first: neighbours are copied in one piece. Slots from
@@ -154,8 +150,8 @@ class BlockPool:
         generations = self._generations
         slots = self._take(count, free_count)
         for slot in slots:
-            generations[slot] += 2
-        self._reserved.update(slots)
+            generations[slot] += 1
+        self._reserved_count += count
         return tuple(slots)
 
     def commit(
@@ -170,11 +166,14 @@ class BlockPool:
             depth: index in its chain of the first of these blocks.
         """
         assert len(slots) == len(keys), f"{len(slots)} slots, but {len(keys)} keys"
-        assert self._reserved.issuperset(slots), f"not all of {slots} are reserved"
-        if self._held.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
-            if keys:
-                self._hold(tuple(keys), tuple(slots), depth)
-            return tuple(slots)
+        for slot in slots:
+            self._check_reserved(slot)
+        run = Run(tuple(keys), tuple(slots), depth)
+        entries = dict.fromkeys(run.keys, run)
+        if len(entries) == len(keys) and self._held.keys().isdisjoint(entries):
+            if entries:
+                self._hold(run, entries)
+            return run.slots
         if len(keys) == 1:
             self._duplicate_commits += 1
             return ()
@@ -187,18 +186,19 @@ class BlockPool:
     def release(self, slots: Sequence[SlotIndex]) -> tuple[SlotIndex, ...]:
         """Undo one pin of each; the reserved slots among them that are free from now on."""
         slots = tuple(slots)
-        reserved = self._reserved
         freed: list[SlotIndex] = []
         unused: list[Run] = []
         at = 0
         while at < len(slots):
             slot = slots[at]
-            if slot in reserved:
+            key = self._keys[slot]
+            if key is None:
+                self._check_reserved(slot)
+                self._generations[slot] += 1
                 freed.append(slot)
                 at += 1
                 continue
-            run = self._held.get(self._keys[slot])
-            assert run is not None, f"slot {slot} is not pinned"
+            run = self._held[key]
             run = self._part(run, run.slots, slots, at)
             assert run.pins > 0, f"slot {slot} is not pinned"
             run.pins -= 1
@@ -207,7 +207,7 @@ class BlockPool:
             at += len(run.slots)
         for run in reversed(unused):
             self._order.expose(run)
-        reserved.difference_update(freed)
+        self._reserved_count -= len(freed)
         for slot in freed:
             heapq.heappush(self._free, slot)
         return tuple(freed)
@@ -272,7 +272,7 @@ class BlockPool:
         return PoolStat(
             slot_count=self._slot_count,
             free_slots=self._free_count(),
-            reserved_slots=len(self._reserved),
+            reserved_slots=self._reserved_count,
             committed_slots=len(self._held),
             evictable_slots=self._order.block_count,
             lease_count=len(self._leases),
@@ -281,6 +281,10 @@ class BlockPool:
             duplicate_total=self._duplicate_commits,
             refused_total=self._refusals,
         )
+
+    def _check_reserved(self, slot: SlotIndex) -> None:
+        assert self._generations[slot] % 2, f"slot {slot} is free"
+        assert self._keys[slot] is None, f"slot {slot} is committed"
 
     def _free_count(self) -> int:
         return len(self._free) + self._slot_count - self._untouched
@@ -304,7 +308,7 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[SlotIndex]:
         """The slots of the next ``count`` victims, which are nobody's from now on."""
-        order, held = self._order, self._held
+        order, held, names, generations = self._order, self._held, self._keys, self._generations
         slots: list[SlotIndex] = []
         evicted: list[BlockKey] = []
         while len(slots) < count:
@@ -314,21 +318,23 @@ class BlockPool:
             run = order.take_last(run, min(last_count, count - len(slots)))
             for key in run.keys:
                 del held[key]
+            for slot in run.slots:
+                names[slot] = None
+                generations[slot] += 1
             slots += run.slots
             evicted += reversed(run.keys)
         self._evictions += count
         self._tell(Evicted(tuple(evicted)))
         return slots
 
-    def _hold(self, keys: tuple[BlockKey, ...], slots: tuple[SlotIndex, ...], depth: int) -> None:
-        """From now on these reserved slots, pinned once each, hold these new keys."""
-        names = self._keys
-        for slot, key in zip(slots, keys, strict=True):
+    def _hold(self, run: Run, entries: dict[BlockKey, Run]) -> None:
+        """From now on reserved slots, pinned once each, hold the new keys of this run."""
+        names, keys, slots = self._keys, run.keys, run.slots
+        for slot, key in zip(slots, keys):
             names[slot] = key
-        run = Run(keys, slots, depth)
         run.pins = 1
-        self._held.update(dict.fromkeys(keys, run))
-        self._reserved.difference_update(slots)
+        self._held.update(entries)
+        self._reserved_count -= len(slots)
         self._commits += len(keys)
         self._tell(Committed(keys, slots, self.generations(slots)))
 
