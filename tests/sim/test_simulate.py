@@ -43,6 +43,18 @@ def test_a_first_token_from_the_decode_node_comes_when_the_kv_is_there_and_waits
     assert "decode node" in late_outcome.summary["definitions"]["ttft"]
 
 
+def test_a_load_that_stalls_decode_is_one_long_interval_of_those_who_run() -> None:
+    running = request(0.0, (1, 2), output_tokens=200)
+    joining = request(1.0, PREFIX, output_tokens=10)
+    calm = simulate(trace(running, joining), config(decode_nodes=1), check=True).records
+    changes = {"decode_nodes": 1, "load_stalls_decode": True, "first_token_from_decode": True}
+    stalled = simulate(trace(running, joining), config(**changes), check=True).records
+    load_s = A800.load.seconds(A800.kv_bytes(calm[1].prompt_tokens))
+    longer_s = stalled[0].finished_s - calm[0].finished_s
+    assert longer_s == pytest.approx(load_s, rel=0.01)
+    assert stalled[1].tbt_s == pytest.approx(A800.decode.step_s(2, 22_000), rel=0.02)
+
+
 def test_kv_that_streams_layer_by_layer_lands_sooner_than_after_prefill() -> None:
     requests = trace(request(0.0, PREFIX))
     streamed = simulate(requests, config()).records[0]

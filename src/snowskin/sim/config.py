@@ -75,6 +75,9 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_token_from_decode: bool = False
     """Which node sends the first token: the prefill node as soon as it has it, or the decode node
     once the KV is on its device. The second puts transfer and load into TTFT, not into TBT."""
+    load_stalls_decode: bool = False
+    """Whether the running batch waits while a joining sequence's KV is loaded. The papers say that
+    it does not; one can try what would follow if it did."""
     report_s: float = 10.0
     """Time between a decode node's words of its load."""
     seed: int = 0

@@ -63,23 +63,31 @@ class Job:
     def decoded(self, batch: DecodeBatch[Any], sequence: Sequence[Any]) -> None:
         """Its sequence has finished in this batch."""
         assert self.first_token_s is not None
-        waited_s = sequence.joined_s - self.first_token_s - sequence.stalled_s
-        self.stay = Stay(batch, sequence.first_step, sequence.end_step, waited_s)
+        stalled_s = sequence.stalled_s
+        waited_s = sequence.joined_s - self.first_token_s - stalled_s
+        self.stay = Stay(batch, sequence.first_step, sequence.end_step, waited_s, stalled_s)
 
 
 class Stay:
     """A finished request's steps in a batch, from which its intervals can be told."""
 
-    __slots__ = ("batch", "end_step", "first_step", "waited_s")
+    __slots__ = ("batch", "end_step", "first_step", "stalled_s", "waited_s")
 
     def __init__(
-        self, batch: DecodeBatch[Any], first_step: int, end_step: int, waited_s: float
+        self,
+        batch: DecodeBatch[Any],
+        first_step: int,
+        end_step: int,
+        waited_s: float,
+        stalled_s: float,
     ) -> None:
         self.batch = batch
         self.first_step = first_step
         self.end_step = end_step
         self.waited_s = waited_s
         """From the first token to the first step, as far as that step does not count it."""
+        self.stalled_s = stalled_s
+        """Of the first step's duration, what was over when the sequence was ready to go on."""
 
 
 class Placement:

@@ -37,6 +37,8 @@ class Rules(msgspec.Struct, frozen=True):
     """Of the model: the last one's KV can only leave when prefill is over."""
     overlap: bool
     """Whether KV streams while prefill computes, not after it."""
+    load_stalls_decode: bool
+    """Whether the batch waits while a joining sequence's KV is loaded."""
     output_limit_tokens: int
 
 
@@ -305,8 +307,11 @@ class Journey:
         self._tell(KvLanded(job.request, node.name, placement.kv_bytes, transfer_s))
         if placement.prefill.up:
             placement.prefill.memory.release(_taken(placement.prefill_slots))
-        load_s = self._profile.load.seconds(self._profile.kv_bytes(job.prompt_tokens))
+        load_s = 0.0 if self._rules.load_stalls_decode else self._load_s(job)
         self._calendar.at(now_s + load_s, Rank.TRANSFER, self._loaded, placement)
+
+    def _load_s(self, job: Job) -> float:
+        return self._profile.load.seconds(self._profile.kv_bytes(job.prompt_tokens))
 
     # Decode.
 
@@ -346,7 +351,17 @@ class Journey:
             placement = sequence.job
             node.memory.release(_taken(placement.decode_slots))
             self._tell(DecodeStarted(placement.job.request, node.name))
+        if joined and self._rules.load_stalls_decode:
+            self._stall(node, joined)
         self._expect(node)
+
+    def _stall(self, node: DecodeNode, joined: list[Sequence[Placement]]) -> None:
+        """Nobody's next step begins before the KV of those who have just joined is loaded."""
+        load_s = sum(self._load_s(sequence.job.job) for sequence in joined)
+        node.batch.stall(load_s)
+        for sequence in joined:
+            sequence.joined_s += load_s
+            sequence.stalled_s += load_s
 
 
 def _taken(slots: list[SlotIndex]) -> list[SlotIndex]:

@@ -52,8 +52,8 @@ def request_records(jobs: list[Job], *, from_decode: bool = False) -> list[Reque
         assert job.finished_s is not None
         first_s, stay = job.first_token_s, job.stay
         waited_s = stay.waited_s if stay is not None else 0.0
-        if from_decode and first_s is not None:
-            first_s, waited_s = first_s + waited_s, 0.0
+        if from_decode and first_s is not None and stay is not None:
+            first_s, waited_s = first_s + waited_s + stay.stalled_s, -stay.stalled_s
         records.append(
             RequestRecord(
                 job.request,

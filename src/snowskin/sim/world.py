@@ -87,6 +87,7 @@ class World:
             block_tokens=trace.block_tokens,
             layers=config.layers(),
             overlap=config.overlap,
+            load_stalls_decode=config.load_stalls_decode,
             output_limit_tokens=self._output_limit_tokens,
         )
         self.journey = Journey(self.calendar, self.network, self.nodes, self.tell, rules)
