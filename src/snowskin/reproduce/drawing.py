@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#8d6a4f", "#555555")
 PAPER_GREY = "#9a9a9a"
 PANELS_IN_A_ROW = 3
+PANEL_INCHES = 4.7
+FRAME_INCHES = 0.9
+"""Of a panel's width, what its labels and margins take."""
 MOST_TICKS = 8
+MOST_BAR_LABELS = 20
+BAR_LABEL_SIZE = 7
+DIGIT_INCHES = 0.6 * BAR_LABEL_SIZE / 72
+LEGEND_COLUMNS = 2
 
 
 def draw(result: Result, path: Path, *, title: str) -> None:
@@ -29,7 +36,7 @@ def draw(result: Result, path: Path, *, title: str) -> None:
     count = len(result.panels)
     columns = 2 if count == 4 else min(count, PANELS_IN_A_ROW)
     rows = math.ceil(count / columns)
-    width = 7.5 if count == 1 else 4.7 * columns
+    width = 7.5 if count == 1 else PANEL_INCHES * columns
     figure = Figure(figsize=(width, 4.1 * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(f"{result.report.item}: {title}", fontsize="large", fontweight="bold")
@@ -80,7 +87,14 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     if panel.line_y is not None:
         axes.axhline(panel.line_y, color="black", linestyle=":", linewidth=1)
     if len(panel.curves) > 1:
-        axes.legend(fontsize="small", framealpha=0.85)
+        # Below the axes, since nothing is drawn there that it could cover.
+        axes.legend(
+            fontsize="small",
+            frameon=False,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.14),
+            ncols=LEGEND_COLUMNS,
+        )
 
 
 def _plain_ticks(axes: Axes, panel: Panel) -> None:
@@ -130,6 +144,10 @@ def _draw_line(axes: Axes, curve: Curve, x: list[float], colour: str, *, dense: 
 def _draw_bars(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
     places = _places(panel)
     width = 0.8 / len(panel.curves)
+    is_labelled = len(places) * len(panel.curves) <= MOST_BAR_LABELS
+    lengths = [len(_short(y)) for curve in panel.curves for y in curve.y if y is not None]
+    bar_inches = (PANEL_INCHES - FRAME_INCHES) * width / len(places)
+    is_upright = max(lengths, default=0) * DIGIT_INCHES > bar_inches
     for index, curve in enumerate(panel.curves):
         offset = (index - (len(panel.curves) - 1) / 2) * width
         values = [
@@ -146,11 +164,12 @@ def _draw_bars(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
             edgecolor=colour,
             hatch="////" if curve.is_paper else None,
         )
-        if len(places) * len(panel.curves) <= 20:
+        if is_labelled:
             labels = [_short(value) for _, value in values]
-            axes.bar_label(bars, labels, fontsize=7, padding=1)
+            rotation = 90 if is_upright else 0
+            axes.bar_label(bars, labels, fontsize=BAR_LABEL_SIZE, padding=2, rotation=rotation)
     _name_places(axes, places)
-    axes.margins(y=0.12 if len(panel.curves) < 3 else 0.3)
+    axes.margins(y=0.16 if is_labelled and is_upright else 0.08)
 
 
 def _short(value: float) -> str:
