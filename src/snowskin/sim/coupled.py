@@ -13,6 +13,13 @@ A request goes to the instance with the fewest prompt tokens outstanding; equals
 A chunk costs its part of the prefill's token and pair terms; its step's fixed cost is that of a
 decode step, whose reading of the weights it shares. The KV of earlier chunks, and of a reused
 prefix, lies in device memory already: nobody pays for loading it from DRAM.
+
+What the engine's CPU adds to each step is in the profile's decode step: the a800_tp8 profile was
+read off a whole engine, and has 8.7 ms and 0.14 ms a sequence more than kernels alone take on the
+like device (a100_tp8). That is what vLLM's developers measured before v0.6: 5 to 13 ms between
+steps (vllm-project/vllm#6854), 3.4 ms of output processing at 32 sequences (#6913). To add it again
+would count it twice. Nobody packs several prompts into one pass, neither here nor on simulated
+prefill nodes: prompts are long, so a pass of its own costs each a few per cent.
 """
 
 from __future__ import annotations
