@@ -9,14 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from snowskin.reproduce.items import ITEMS, items_named
 from snowskin.reproduce.report import Report, Row, report_json, row
 from snowskin.reproduce.running import run_items
 from snowskin.reproduce.summary import summary_table
-from snowskin.reproduce.workloads import Scale
+from snowskin.reproduce.workloads import RELEASED_FILES, Scale, workload
 from snowskin.terms.errors import InvalidInput
+from snowskin.trace.formats import write_mooncake
+from snowskin.trace.shapes import SHAPES
+from snowskin.trace.synthesise import synthesise
 
 FEW = Scale(60)
 
@@ -60,6 +64,22 @@ def test_an_item_writes_a_report_of_exactly_the_promised_shape(name: str, tmp_pa
             assert each["relative_error"] is None
     assert "the first 60 of" in written["workload"]
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["tool-agent", "synthetic"])
+def test_a_released_trace_is_played_where_it_is_at_hand(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = msgspec.structs.replace(SHAPES[name], requests=50)
+    write_mooncake(tmp_path / RELEASED_FILES[name], synthesise(shape, seed=0))
+    monkeypatch.setenv("SNOWSKIN_TRACES", str(tmp_path))
+    workload.cache_clear()
+    try:
+        played = workload(name, Scale())
+    finally:
+        workload.cache_clear()
+    assert played.origin == f"{name}: the released trace, 50 requests"
+    assert len(played.trace) == 50
 
 
 def test_one_seed_gives_the_same_bytes_in_any_process_and_order_of_hashing(tmp_path: Path) -> None:

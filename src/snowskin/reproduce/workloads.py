@@ -14,7 +14,12 @@ from snowskin.trace.released import released_trace
 from snowskin.trace.shapes import SHAPES, Shape
 from snowskin.trace.synthesise import synthesise
 
-RELEASED_FILE = "conversation_trace.jsonl"
+RELEASED_FILES = {
+    "conversation": "conversation_trace.jsonl",
+    "tool-agent": "toolagent_trace.jsonl",
+    "synthetic": "synthetic_trace.jsonl",
+}
+"""As they are called where FAST's authors published them."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -63,13 +68,13 @@ def profile() -> Profile:
 
 def is_released(name: str) -> bool:
     """Whether the paper's own trace of this workload is at hand."""
-    return name == "conversation" and released_trace(RELEASED_FILE) is not None
+    return released_trace(RELEASED_FILES[name]) is not None
 
 
 @lru_cache(maxsize=4)
 def workload(name: str, scale: Scale) -> Workload:
     """One of FAST's three workloads."""
-    path = released_trace(RELEASED_FILE) if name == "conversation" else None
+    path = released_trace(RELEASED_FILES[name])
     if path is not None:
         return _cut(name, read_trace(path), "the released trace", scale)
     return drawn(SHAPES[name], scale)
