@@ -19,7 +19,13 @@ def memory_of(value: Any, *, writable: bool = False) -> memoryview:
     """
     if type(value) is bytearray or (type(value) is bytes and not writable):
         return memoryview(value)
-    if type(value) is memoryview and _is_plain(value) and not (writable and value.readonly):
+    if (
+        type(value) is memoryview
+        and value.format == "B"
+        and value.ndim == 1
+        and value.contiguous
+        and not (writable and value.readonly)
+    ):
         return value
     name = type(value).__name__
     torch = sys.modules.get("torch")
@@ -47,10 +53,6 @@ def memory_of(value: Any, *, writable: bool = False) -> memoryview:
     if view.nbytes == 0:
         return memoryview(bytearray() if writable else b"")
     return view.cast("B")
-
-
-def _is_plain(view: memoryview) -> bool:
-    return view.format == "B" and view.ndim == 1 and view.contiguous
 
 
 def check_key(key: str) -> str:

@@ -41,15 +41,21 @@ class ChecksumFailed(ConnectionError):
 
 
 class Known:
-    """An object whose place, size and content are known: what is asked, and what must come."""
+    """An object whose place, size and content are known: what is asked, and what must come.
 
-    __slots__ = ("head", "located", "request")
+    Attributes:
+        route: the way over which it was read, if it is on no node of this host.
+    """
+
+    __slots__ = ("digest", "head", "located", "request", "route", "size_bytes")
 
     def __init__(self, key: str, located: Located) -> None:
         self.located = located
         self.request = read_request(key)
-        size = located.size_bytes
+        size = self.size_bytes = located.size_bytes
+        self.digest = located.digest
         self.head = pack_reply(Status.OK, size, size, located.digest)
+        self.route: Route | None = None
 
 
 class NodeChannel:
@@ -163,7 +169,7 @@ class NodeChannel:
         receive_hashed(self.connection, (target[have:],), hasher)
         return bytes(hasher.digest())
 
-    def read_many(self, keys: Sequence[str], targets: Sequence[memoryview]) -> list[bool]:
+    def read_many(self, objects: Sequence[Known], targets: Sequence[memoryview]) -> list[bool]:
         """Read several objects, each into a target of its size, with one wait for the first.
 
         Returns:
@@ -172,26 +178,21 @@ class NodeChannel:
         Raises:
             ChecksumFailed, OSError: one failed; of the others, too, nothing is known.
         """
-        self.connection.sendall(b"".join(read_request(key) for key in keys))
-        found: list[bool] = []
-        for target in targets:
-            reply = self.reply()
-            found.append(reply.status == Status.OK)
-            if reply.status == Status.OK:
-                if reply.length_bytes != len(target):
-                    raise ConnectionError("the object has another size than expected")
-                self.read_into((target,), reply)
-        return found
+        self.connection.sendall(b"".join(known.request for known in objects))
+        return list(map(self._take_known, objects, targets))
 
     def read_known(self, known: Known, target: memoryview) -> bool:
         """Read a whole object into a target of its size; False if it is not there any more.
-
-        The head that must come is known to the byte, so nothing has to be taken apart.
 
         Raises:
             ChecksumFailed, OSError: it failed.
         """
         self.connection.sendall(known.request)
+        return self._take_known(known, target)
+
+    def _take_known(self, known: Known, target: memoryview) -> bool:
+        """Receive an object. The head that must come is known to the byte, so nothing has to be
+        taken apart."""
         received = self.connection.recvmsg_into((self._head_view, target))[0]
         if received < REPLY_BYTES or self._head != known.head:
             return self._finish(received, target)[1]
@@ -202,7 +203,7 @@ class NodeChannel:
             digest = xxhash.xxh3_128_digest(target)
         else:
             digest = self._receive_rest(target, have)
-        if digest != known.located.digest:
+        if digest != known.digest:
             raise ChecksumFailed("the bytes that arrived are not those that were stored")
         return True
 
@@ -223,56 +224,76 @@ class NodeChannel:
         self.connection.close()
 
 
-class ChannelPool:
-    """Idle connections to nodes, by address."""
+class Route:
+    """One way to one process of a node, with its idle connections. Safe to use from any thread."""
+
+    __slots__ = ("_cluster_key", "_idle", "address", "is_open", "unix")
+
+    def __init__(self, address: NodeAddress, cluster_key: bytes, *, unix: bool) -> None:
+        self.address = address
+        self.unix = unix
+        self.is_open = True
+        self._cluster_key = cluster_key
+        self._idle: list[NodeChannel] = []
+
+    def take(self) -> NodeChannel:
+        """A connection; an idle one may turn out to be dead.
+
+        Raises:
+            OSError, TransferFailed: the node cannot be reached.
+        """
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return NodeChannel.open(self.address, self._cluster_key, unix=self.unix)
+
+    def give_back(self, channel: NodeChannel) -> None:
+        """Keep a connection that is between two requests."""
+        if self.is_open and len(self._idle) < IDLE_LIMIT:
+            self._idle.append(channel)
+        else:
+            channel.close()
+
+    def close(self) -> None:
+        """Close what is idle, and whatever is given back from now on. Idempotent."""
+        self.is_open = False
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self._idle.pop().close()
+
+
+class Routes:
+    """The ways to all nodes."""
 
     def __init__(self, cluster_key: bytes) -> None:
         self._cluster_key = cluster_key
-        self._idle: dict[tuple[str, bool], list[NodeChannel]] = {}
+        self._routes: dict[tuple[str, bool], Route] = {}
         self._lock = threading.Lock()
-        self.opened_total = 0
 
-    def take(self, address: NodeAddress, *, unix: bool) -> NodeChannel:
-        """A connection to a node; an idle one may turn out to be dead.
-
-        Raises:
-            OSError, TransferFailed: it cannot be reached.
-        """
-        idle = self._idle.get((address.session, unix))
-        if idle:
-            with contextlib.suppress(IndexError):
-                return idle.pop()
-        channel = NodeChannel.open(address, self._cluster_key, unix=unix)
-        self.opened_total += 1
-        return channel
-
-    def give_back(self, address: NodeAddress, channel: NodeChannel, *, unix: bool) -> None:
-        """Keep a connection that is between two requests."""
-        idle = self._idle.get((address.session, unix))
-        if idle is None:
+    def to(self, address: NodeAddress, *, unix: bool) -> Route:
+        """The way to a node, over its unix socket or TCP."""
+        route = self._routes.get((address.session, unix))
+        if route is None:
             with self._lock:
-                idle = self._idle.setdefault((address.session, unix), [])
-        if len(idle) < IDLE_LIMIT:
-            idle.append(channel)
-        else:
-            channel.close()
+                route = self._routes.setdefault(
+                    (address.session, unix), Route(address, self._cluster_key, unix=unix)
+                )
+        return route
 
     def forget(self, session: str) -> None:
         """A process of a node is gone: close what was open to it."""
         with self._lock:
-            gone = [
-                channel for unix in (False, True) for channel in self._idle.pop((session, unix), [])
-            ]
-        for channel in gone:
-            channel.close()
+            gone = [self._routes.pop((session, unix), None) for unix in (False, True)]
+        for route in gone:
+            if route is not None:
+                route.close()
 
     def close(self) -> None:
         """Close all idle connections."""
         with self._lock:
-            idle, self._idle = self._idle, {}
-        for channels in idle.values():
-            for channel in channels:
-                channel.close()
+            routes, self._routes = self._routes, {}
+        for route in routes.values():
+            route.close()
 
 
 def read_request(key: str, first: int = 0, count: int = WHOLE) -> bytes:

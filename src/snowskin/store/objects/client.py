@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -96,10 +95,9 @@ class StoreClient:
         if not timeout_s > 0:
             raise InvalidInput(f"timeout_s is {timeout_s}; it must be above 0")
         key = cluster_key.encode() if isinstance(cluster_key, str) else cluster_key or b""
-        self._timeout_s = timeout_s
         self._master = MasterChannel(parse_address(master), key, timeout_s)
         host_id = local_host_id() if transport == "auto" else None
-        self._reading = Reading(self._master, key, host_id)
+        self._reading = Reading(self._master, key, host_id, timeout_s)
         self._writing = Writing(self._master, self._reading, timeout_s)
         self._closed = threading.Event()
         threading.Thread(target=self._keep_leases, name="store-leases", daemon=True).start()
@@ -177,7 +175,7 @@ class StoreClient:
             KeyMissing: there is no such object.
             ReplicaUnreachable: there is, but no node that holds it answers.
         """
-        return self._reading.get(check_key(key), self._deadline_s())
+        return self._reading.get(check_key(key))
 
     def get_into(self, key: str, buffer: Any) -> int:
         """Read an object into your memory; how many bytes it has.
@@ -190,7 +188,7 @@ class StoreClient:
             KeyMissing, ReplicaUnreachable: see ``get``. The buffer may hold anything then.
         """
         view = memory_of(buffer, writable=True)
-        return self._reading.get_into(check_key(key), view, self._deadline_s())
+        return self._reading.get_into(check_key(key), view)
 
     def get_range(self, key: str, first: int, count: int) -> memoryview:
         """``count`` bytes of an object from byte ``first`` on; fewer where it ends before.
@@ -201,7 +199,7 @@ class StoreClient:
         """
         if first < 0 or count < 0:
             raise InvalidInput(f"first and count are {first} and {count}; they must not be below 0")
-        return self._reading.get_range(check_key(key), first, count, self._deadline_s())
+        return self._reading.get_range(check_key(key), first, count)
 
     def get_many(self, keys: Sequence[str]) -> dict[str, memoryview | None]:
         """Several objects, with one question to the master; None for those that are missing.
@@ -218,7 +216,7 @@ class StoreClient:
             value = early.get(key)
             if value is None:
                 try:
-                    value = self._reading.get(key, self._deadline_s())
+                    value = self._reading.get(key)
                 except KeyMissing:
                     value = None
             found[key] = value
@@ -346,9 +344,6 @@ class StoreClient:
         """
         name = transfer.transfer if isinstance(transfer, TransferStatus) else transfer
         return self._master.ask(AskTransfer(name), TransferStatus)
-
-    def _deadline_s(self) -> float:
-        return time.monotonic() + self._timeout_s
 
     def _locate(self, key: str) -> Located:
         found = self._master.ask(Lookup((check_key(key),)), Found).objects[0]

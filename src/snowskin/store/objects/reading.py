@@ -9,8 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from snowskin.store.objects.asking import RETRY_S, MasterChannel
-from snowskin.store.objects.channels import ChannelPool, Known, read_request
+from snowskin.store.objects.channels import Known, Route, Routes, read_request
 from snowskin.store.objects.entries import missing_message
 from snowskin.store.objects.errors import KeyMissing, ReplicaUnreachable
 from snowskin.store.objects.mapped import MappedNode, OnDisk
@@ -35,6 +37,8 @@ VIEW_LEAST_BYTES = 128 << 10
 BATCH_KEYS = 32
 BATCH_BYTES = 64 << 20
 """Objects that are asked for in one go: so few, and about so many bytes."""
+CLEARED_BYTES = 16 << 10
+"""Less fresh memory than so much comes cleared, which costs less than asking not to."""
 COOLDOWN_S = 1.0
 SILENT_COOLDOWN_S = 15.0
 """A node that failed, or fell silent, is the last to be tried for so long."""
@@ -48,13 +52,17 @@ class Reading:
 
     Args:
         host_id: nodes with the same one are read through their memory; None: none are.
+        timeout_s: how long a read waits for nodes that do not answer.
     """
 
-    def __init__(self, master: MasterChannel, cluster_key: bytes, host_id: str | None) -> None:
+    def __init__(
+        self, master: MasterChannel, cluster_key: bytes, host_id: str | None, timeout_s: float
+    ) -> None:
         self._master = master
         self._cluster_key = cluster_key
         self._host_id = host_id
-        self._channels = ChannelPool(cluster_key)
+        self._timeout_s = timeout_s
+        self._routes = Routes(cluster_key)
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._book: dict[str, NodeAddress] = {}
         self._mapped: dict[str, MappedNode] = {}
@@ -62,24 +70,34 @@ class Reading:
         self._unmappable: dict[str, None] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: str, deadline_s: float) -> memoryview:
+    def get(self, key: str) -> memoryview:
         """See ``StoreClient.get``."""
+        known = self._known.get(key)
+        if known is not None and known.route is not None:
+            target = _fresh(known.size_bytes)
+            if self._read_at_once(known, known.route, target):
+                return target.toreadonly()
 
         def read(address: NodeAddress, known: Known) -> memoryview | None:
-            size = known.located.size_bytes
+            size = known.size_bytes
             if self._is_here(address):
                 with contextlib.suppress(OnDisk):
                     return _from_memory(self._mapping(address), key, size)
-            target = memoryview(bytearray(size))
+            target = _fresh(size)
             return target.toreadonly() if self._read(address, known, target) else None
 
-        return self._from_any(key, deadline_s, read)
+        return self._from_any(key, read)
 
-    def get_into(self, key: str, view: memoryview, deadline_s: float) -> int:
+    def get_into(self, key: str, view: memoryview) -> int:
         """See ``StoreClient.get_into``."""
+        known = self._known.get(key)
+        if known is not None and known.route is not None:
+            size = known.size_bytes
+            if size <= len(view) and self._read_at_once(known, known.route, view[:size]):
+                return size
 
         def read(address: NodeAddress, known: Known) -> int | None:
-            size = known.located.size_bytes
+            size = known.size_bytes
             if size > len(view):
                 raise InvalidInput(f"{key!r} has {size} bytes, the buffer only {len(view)}")
             if self._is_here(address):
@@ -87,24 +105,24 @@ class Reading:
                     return self._mapping(address).copy_into(key, view[:size])
             return size if self._read(address, known, view[:size]) else None
 
-        return self._from_any(key, deadline_s, read)
+        return self._from_any(key, read)
 
-    def get_range(self, key: str, first: int, count: int, deadline_s: float) -> memoryview:
+    def get_range(self, key: str, first: int, count: int) -> memoryview:
         """See ``StoreClient.get_range``."""
 
         def read(address: NodeAddress, known: Known) -> memoryview | None:
-            size = known.located.size_bytes
+            size = known.size_bytes
             if first > size:
                 raise InvalidInput(f"{key!r} has {size} bytes; there is no byte {first}")
             if self._is_here(address):
                 with contextlib.suppress(OnDisk):
                     copied = self._mapping(address).copy(key, first, count)
                     return None if copied is None else memoryview(copied).toreadonly()
-            target = memoryview(bytearray(min(count, size - first)))
+            target = _fresh(min(count, size - first))
             request = read_request(key, first, len(target))
             return target.toreadonly() if self._read(address, request, target) else None
 
-        return self._from_any(key, deadline_s, read)
+        return self._from_any(key, read)
 
     def write(self, name: str, start: PutStart, value: memoryview, pin: Pin) -> Status:
         """Send an object to a node.
@@ -115,10 +133,10 @@ class Reading:
         address = self._address(name)
         if address is None:
             raise ConnectionError(f"{name} is not up any more")
-        unix = self._is_here(address)
         request = Request(Operation.WRITE, start.key, 0, len(value), start.digest, pin)
+        route = self._routes.to(address, unix=self._is_here(address))
         try:
-            channel = self._channels.take(address, unix=unix)
+            channel = route.take()
             try:
                 status = channel.write(request, value)
             except BaseException:
@@ -127,7 +145,7 @@ class Reading:
         except (OSError, TransferFailed) as error:
             self._note_failure(address, error)
             raise
-        self._channels.give_back(address, channel, unix=unix)
+        route.give_back(channel)
         return status
 
     def forget(self, key: str) -> None:
@@ -140,14 +158,14 @@ class Reading:
         What is missing in the answer is to be had one by one, or not at all.
         """
         self._locate_many(keys)
-        of_node: dict[NodeAddress, list[tuple[str, int]]] = {}
+        of_node: dict[NodeAddress, dict[str, Known]] = {}
         for key in keys:
             known = self._known.get(key)
             if known is None:
                 continue
             address = self._address(self._in_order(known.located.nodes)[0])
             if address is not None and not self._is_here(address):
-                of_node.setdefault(address, []).append((key, known.located.size_bytes))
+                of_node.setdefault(address, {})[key] = known
         found: dict[str, memoryview] = {}
         for address, wanted in of_node.items():
             for batch in _batches(wanted):
@@ -158,20 +176,19 @@ class Reading:
                     break
         return found
 
-    def _read_many(
-        self, address: NodeAddress, wanted: Sequence[tuple[str, int]]
-    ) -> dict[str, memoryview]:
-        targets = [memoryview(bytearray(size)) for _, size in wanted]
-        channel = self._channels.take(address, unix=False)
+    def _read_many(self, address: NodeAddress, wanted: dict[str, Known]) -> dict[str, memoryview]:
+        targets = [_fresh(known.size_bytes) for known in wanted.values()]
+        route = self._routes.to(address, unix=False)
+        channel = route.take()
         try:
-            found = channel.read_many([key for key, _ in wanted], targets)
+            found = channel.read_many(tuple(wanted.values()), targets)
         except BaseException:
             channel.close()
             raise
-        self._channels.give_back(address, channel, unix=False)
+        route.give_back(channel)
         return {
             key: target.toreadonly()
-            for (key, _), target, is_there in zip(wanted, targets, found, strict=True)
+            for key, target, is_there in zip(wanted, targets, found, strict=True)
             if is_there
         }
 
@@ -204,14 +221,15 @@ class Reading:
 
     def close(self) -> None:
         """Close everything."""
-        self._channels.close()
+        self._routes.close()
         with self._lock:
             mapped, self._mapped = self._mapped, {}
         for node in mapped.values():
             node.close()
 
-    def _from_any(self, key: str, deadline_s: float, act: _Act[_T]) -> _T:
+    def _from_any(self, key: str, act: _Act[_T]) -> _T:
         """What ``act`` gives on the first node that holds the object and can be read."""
+        deadline_s = time.monotonic() + self._timeout_s
         failure: Exception | None = None
         known = self._known.get(key)
         is_fresh = False
@@ -287,7 +305,7 @@ class Reading:
         self._shunned_s[address.name] = time.monotonic() + cooldown_s
         if self._book.get(address.name) == address:
             self._book.pop(address.name, None)
-        self._channels.forget(address.session)
+        self._routes.forget(address.session)
         self._let_go(address.session)
 
     def _let_go(self, session: str) -> None:
@@ -323,27 +341,67 @@ class Reading:
     def _read(self, address: NodeAddress, what: Known | bytes, target: memoryview) -> bool:
         """Fill ``target`` with an object, or what a request asks; False if it is not there."""
         unix = self._is_here(address)
-        channel = self._channels.take(address, unix=unix)
+        route = self._routes.to(address, unix=unix)
+        found = _read_over(route, what, target)
+        if (
+            isinstance(what, Known)
+            and found
+            and not any(map(self._is_here_by_name, what.located.nodes))
+        ):
+            what.route = route
+        return found
+
+    def _read_at_once(self, known: Known, route: Route, target: memoryview) -> bool:
+        """Read an object the way that it was read before; False if that does not do any more."""
         try:
-            if isinstance(what, Known):
-                is_whole = channel.read_known(what, target)
-            else:
-                _, is_whole = channel.read_ahead(what, target)
-        except BaseException:
-            channel.close()
-            raise
-        self._channels.give_back(address, channel, unix=unix)
-        return is_whole
+            return route.is_open and _read_over(route, known, target)
+        except (OSError, TransferFailed) as error:
+            self._note_failure(route.address, error)
+            return False
+
+    def _is_here_by_name(self, name: str) -> bool:
+        address = self._book.get(name)
+        return address is None or self._is_here(address)
 
 
-def _batches(wanted: Sequence[tuple[str, int]]) -> Iterator[Sequence[tuple[str, int]]]:
+def _read_over(route: Route, what: Known | bytes, target: memoryview) -> bool:
+    """Fill ``target`` with an object, or what a request asks; False if it is not there.
+
+    Raises:
+        OSError, TransferFailed: the node cannot be reached, or broke off.
+    """
+    channel = route.take()
+    try:
+        if isinstance(what, bytes):
+            is_whole = channel.read_ahead(what, target)[1]
+        else:
+            is_whole = channel.read_known(what, target)
+    except BaseException:
+        channel.close()
+        raise
+    route.give_back(channel)
+    return is_whole
+
+
+def _fresh(size_bytes: int) -> memoryview:
+    """Memory that will be filled, which is why it need not be cleared."""
+    if size_bytes < CLEARED_BYTES:
+        return memoryview(bytearray(size_bytes))
+    return np.empty(size_bytes, dtype=np.uint8).data
+
+
+def _batches(wanted: dict[str, Known]) -> Iterator[dict[str, Known]]:
     """Cut into runs of few keys and bytes, so that no request waits behind too much."""
-    start, total_bytes = 0, 0
-    for at, (_, size_bytes) in enumerate(wanted):
-        total_bytes += size_bytes
-        if at + 1 - start >= BATCH_KEYS or total_bytes >= BATCH_BYTES or at + 1 == len(wanted):
-            yield wanted[start : at + 1]
-            start, total_bytes = at + 1, 0
+    batch: dict[str, Known] = {}
+    total_bytes = 0
+    for key, known in wanted.items():
+        batch[key] = known
+        total_bytes += known.size_bytes
+        if len(batch) >= BATCH_KEYS or total_bytes >= BATCH_BYTES:
+            yield batch
+            batch, total_bytes = {}, 0
+    if batch:
+        yield batch
 
 
 def _from_memory(mapped: MappedNode, key: str, size_bytes: int) -> memoryview | None:

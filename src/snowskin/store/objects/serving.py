@@ -110,7 +110,7 @@ class ClientServing:
         self._reporter = reporter
         self._leases = leases
         self._reader = RequestReader(connection)
-        self._operations: dict[int, Callable[[Request, bytes], None]] = {
+        self._operations: dict[int, Callable[[Request], None]] = {
             Operation.READ: self._read,
             Operation.WRITE: self._write,
             Operation.MAP: self._map,
@@ -133,16 +133,15 @@ class ClientServing:
             self._connection.setsockopt(socket.SOL_SOCKET, option, timeout)
         while True:
             try:
-                request, rest = self._reader.next()
+                request = self._reader.next()
             except ConnectionEnded:
                 return
             operation = self._operations.get(request.operation)
             if operation is None:
                 raise ConnectionError(f"no operation {request.operation}")
-            operation(request, rest)
+            operation(request)
 
-    def _read(self, request: Request, rest: bytes) -> None:
-        self._reader.put_back(rest)
+    def _read(self, request: Request) -> None:
         item = self._store.acquire(request.key)
         if item is None:
             self._read_from_disk(request)
@@ -154,17 +153,18 @@ class ClientServing:
                 self._connection.sendall(pack_reply(Status.RANGE, size))
                 return
             count = min(request.length_bytes, size - first)
-            reply = item.reply if count == size else self._part_reply(item, first, count)
-            if reply is None:
-                reply = item.reply = self._whole_reply(item)
-            send_all(self._connection, reply)
+            if count < size:
+                send_all(self._connection, self._part_reply(item, first, count))
+            else:
+                send_all(self._connection, item.reply or self._whole_reply(item))
         finally:
             self._store.release(item, read_bytes=count)
 
     def _whole_reply(self, item: PoolObject) -> tuple[memoryview, ...]:
         size = item.size_bytes
         head = pack_reply(Status.OK, size, size, item.digest)
-        return (memoryview(head), *self._store.views(item))
+        item.reply = (memoryview(head), *self._store.views(item))
+        return item.reply
 
     def _part_reply(self, item: PoolObject, first: int, count: int) -> tuple[memoryview, ...]:
         views = self._store.views(item, first, count)
@@ -207,25 +207,25 @@ class ClientServing:
         if promote:
             self._tiers.want_promotion(request.key)
 
-    def _write(self, request: Request, rest: bytes) -> None:
+    def _write(self, request: Request) -> None:
         held = self._tiers.fact(request.key)
         if held is not None:
             status = Status.CONFLICT
             if held.digest == request.digest:
                 status = self._reporter.committed(request.key)
-            self._refuse(request, rest, status)
+            self._refuse(request, status)
             return
         pin = Pin(request.pin) if request.pin in _PINS else Pin.NONE
         item = self._store.reserve(request.key, request.length_bytes, pin)
         if item is None:
             busy = self._store.is_reserved(request.key)
-            self._refuse(request, rest, Status.BUSY if busy else Status.FULL)
+            self._refuse(request, Status.BUSY if busy else Status.FULL)
             return
         try:
             if request.length_bytes > ANNOUNCED_BYTES:
                 self._connection.sendall(pack_reply(Status.GO))
             hasher = xxhash.xxh3_128()
-            self._receive(self._store.views(item), rest, hasher)
+            self._receive(self._store.views(item), hasher)
         except BaseException:
             self._store.abort(item)
             raise
@@ -242,8 +242,9 @@ class ClientServing:
                 self._store.release(item)
         self._connection.sendall(pack_reply(status, request.length_bytes))
 
-    def _receive(self, views: list[memoryview], rest: bytes, hasher: xxhash.xxh3_128) -> None:
+    def _receive(self, views: list[memoryview], hasher: xxhash.xxh3_128) -> None:
         """Fill ``views``, first with what has come already."""
+        rest = self._reader.rest()
         for view in views:
             taken = min(len(rest), len(view))
             view[:taken] = rest[:taken]
@@ -252,31 +253,26 @@ class ClientServing:
             receive_hashed(self._connection, [view[taken:]], hasher)
         self._reader.put_back(rest)
 
-    def _refuse(self, request: Request, rest: bytes, status: Status) -> None:
+    def _refuse(self, request: Request, status: Status) -> None:
         """Answer a write that is not taken; of a small object the bytes come all the same."""
-        if request.length_bytes > ANNOUNCED_BYTES:
-            self._reader.put_back(rest)
-        else:
+        if request.length_bytes <= ANNOUNCED_BYTES:
             scrap = memoryview(bytearray(request.length_bytes))
-            self._receive([scrap], rest, xxhash.xxh3_128())
+            self._receive([scrap], xxhash.xxh3_128())
         self._connection.sendall(pack_reply(status, request.length_bytes))
 
-    def _map(self, request: Request, rest: bytes) -> None:
-        self._reader.put_back(rest)
+    def _map(self, request: Request) -> None:
         if self._connection.family != socket.AF_UNIX:
             raise ConnectionError("descriptors go over unix sockets only")
         packed = msgspec.msgpack.encode(self._store.segment.layout)
         head = pack_reply(Status.OK, 0, len(packed), digest_of(packed))
         socket.send_fds(self._connection, [head + packed], [self._store.segment.fd])
 
-    def _place(self, request: Request, rest: bytes) -> None:
-        self._reader.put_back(rest)
+    def _place(self, request: Request) -> None:
         with self._store.reading(request.key) as item:
             packed = b"" if item is None else msgspec.msgpack.encode(self._store.place(item))
         self._answer(request.key, packed)
 
-    def _lease(self, request: Request, rest: bytes) -> None:
-        self._reader.put_back(rest)
+    def _lease(self, request: Request) -> None:
         item = self._store.acquire(request.key)
         packed = b""
         if item is not None:
@@ -284,11 +280,11 @@ class ClientServing:
             self._leases.add(request.first, item)
         self._answer(request.key, packed)
 
-    def _renew(self, request: Request, rest: bytes) -> None:
+    def _renew(self, request: Request) -> None:
         if request.length_bytes > 8 * LEASES_LIMIT:
             raise ConnectionError("too many leases to end")
         packed = bytearray(request.length_bytes)
-        self._receive([memoryview(packed)], rest, xxhash.xxh3_128())
+        self._receive([memoryview(packed)], xxhash.xxh3_128())
         self._leases.renew(struct.unpack(f"<{len(packed) // 8}Q", packed))
         self._connection.sendall(pack_reply(Status.OK))
 

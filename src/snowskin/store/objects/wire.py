@@ -17,6 +17,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import xxhash
@@ -38,6 +39,8 @@ ANNOUNCED_BYTES = 256 << 10
 WHOLE = (1 << 64) - 1
 """As a number of bytes: all."""
 NO_DIGEST = bytes(16)
+READS_REMEMBERED = 16_384
+"""Requests to read that are known by their bytes, so that they need not be taken apart again."""
 
 
 class Operation(enum.IntEnum):
@@ -139,6 +142,31 @@ def unpack_reply(packed: bytes | bytearray) -> Reply:
     return Reply(status, size_bytes, count, digest)
 
 
+def unpack_request(packed: bytes) -> Request:
+    """Read it again.
+
+    Raises:
+        ConnectionError: it was damaged on the way, or is something else.
+    """
+    magic, operation, pin, key_bytes, first, count, digest = _REQUEST.unpack_from(packed)
+    (crc,) = _CRC.unpack_from(packed, _REQUEST.size)
+    name = packed[REQUEST_BYTES:]
+    if magic != _MAGIC or key_bytes != len(name):
+        raise ConnectionError("no request")
+    if crc != zlib.crc32(name, zlib.crc32(packed[: _REQUEST.size])):
+        raise ConnectionError("a request was damaged on the way")
+    try:
+        key = name.decode()
+    except UnicodeDecodeError as error:
+        raise ConnectionError("a key that is no text") from error
+    return Request(operation, key, first, count, digest, pin)
+
+
+_READ = int(Operation.READ)
+_unpack_read = lru_cache(READS_REMEMBERED)(unpack_request)
+"""Reads of an object look the same each time."""
+
+
 class RequestReader:
     """Takes requests from a connection; a short one is one system call."""
 
@@ -148,46 +176,48 @@ class RequestReader:
         self._view = memoryview(self._buffer)
         self._have = 0
 
-    def next(self) -> tuple[Request, bytes]:
-        """The next request, and what of its payload came with it already.
+    def next(self) -> Request:
+        """The next request; what of its payload came with it already, ``rest`` has.
 
         Raises:
             ConnectionEnded: the client is gone.
             ConnectionError: that was no request.
             BlockingIOError: it did not come to its end in time.
         """
+        if self._have < REQUEST_BYTES:
+            self._want_head()
+        buffer = self._buffer
+        end = REQUEST_BYTES + buffer[6] + 256 * buffer[7]
+        if self._have < end:
+            if end > len(buffer):
+                raise ConnectionError("no request")
+            self._want(end)
+        packed = bytes(self._view[:end])
+        self._have -= end
+        if self._have:
+            buffer[: self._have] = buffer[end : end + self._have]
+        return _unpack_read(packed) if packed[4] == _READ else unpack_request(packed)
+
+    def rest(self) -> bytes:
+        """What was read beyond the last request. It is the caller's now."""
+        rest = bytes(self._view[: self._have])
+        self._have = 0
+        return rest
+
+    def put_back(self, rest: bytes) -> None:
+        """What was not of the payload belongs to the next request."""
+        self._buffer[: len(rest)] = rest
+        self._have = len(rest)
+
+    def _want_head(self) -> None:
         while True:
             try:
                 self._want(REQUEST_BYTES)
-                break
             except BlockingIOError:
                 if self._have:
                     raise  # It fell silent in the middle of a request.
-        fields = _REQUEST.unpack_from(self._buffer)
-        magic, operation, pin, key_bytes, first, count, digest = fields
-        if magic != _MAGIC or key_bytes > KEY_LIMIT_BYTES:
-            raise ConnectionError("no request")
-        end = REQUEST_BYTES + key_bytes
-        if self._have < end:
-            self._want(end)
-        view = self._view
-        name = bytes(view[REQUEST_BYTES:end])
-        (crc,) = _CRC.unpack_from(self._buffer, _REQUEST.size)
-        if crc != zlib.crc32(name, zlib.crc32(view[: _REQUEST.size])):
-            raise ConnectionError("a request was damaged on the way")
-        rest = bytes(view[end : self._have]) if self._have > end else b""
-        self._have = 0
-        try:
-            key = name.decode()
-        except UnicodeDecodeError as error:
-            raise ConnectionError("a key that is no text") from error
-        return Request(operation, key, first, count, digest, pin), rest
-
-    def put_back(self, rest: bytes) -> None:
-        """What was read too much belongs to the next request."""
-        if rest:
-            self._view[: len(rest)] = rest
-            self._have = len(rest)
+            else:
+                return
 
     def _want(self, count: int) -> None:
         while self._have < count:
