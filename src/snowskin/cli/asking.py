@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 
 from snowskin.terms.errors import InvalidInput, SnowskinError
 
@@ -19,6 +17,10 @@ def ask(address: str, api_key: str | None) -> bytes:
         InvalidInput: it refuses; with its own words.
         SnowskinError: it does not answer.
     """
+    # Here, since every command imports this module, and this takes longer than all the rest of it.
+    import urllib.error
+    import urllib.request
+
     request = urllib.request.Request(address)
     if api_key:
         # Headers take Latin-1; the bytes of the key are what the API compares.

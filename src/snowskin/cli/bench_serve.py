@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,6 +55,9 @@ class _Target:
 
     def complete(self, tokens: Sequence[int], output_tokens: int) -> _Answer:
         """One streamed, greedy completion of a prompt of token ids."""
+        import urllib.error
+        import urllib.request
+
         body = {
             "prompt": list(tokens),
             "max_tokens": output_tokens,

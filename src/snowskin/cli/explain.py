@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import urllib.parse
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -12,8 +12,10 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from snowskin.cli.asking import DEFAULT_URL, ask
-from snowskin.terms.commands import DecodeCandidate, PrefillCandidate
-from snowskin.terms.serving import Explanation
+
+if TYPE_CHECKING:
+    from snowskin.terms.commands import DecodeCandidate, PrefillCandidate
+    from snowskin.terms.serving import Explanation
 
 
 def explain(
@@ -34,6 +36,8 @@ def explain(
 
 def _explanation(body: bytes) -> Explanation:
     """As sent. JSON knows no infinity: what was never predicted, as of a full queue, is null."""
+    from snowskin.terms.serving import Explanation
+
     told = msgspec.json.decode(body)
     for name in ("ttft_s", "tbt_s"):
         if told["decision"][name] is None:

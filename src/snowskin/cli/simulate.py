@@ -77,10 +77,12 @@ def simulate(
     from snowskin.cost.profile import load_profile
     from snowskin.sim.config import WorldConfig
     from snowskin.sim.coupled import CoupledConfig, simulate_coupled
+    from snowskin.sim.simulate import without_collector
     from snowskin.trace.formats import read_trace
 
     began_s = time.perf_counter()
-    read = read_trace(trace)
+    with without_collector():
+        read = read_trace(trace)
     read = read.sped_up(speed) if requests is None else read.head(requests).sped_up(speed)
     profile = load_profile(hardware)
     if system != "mooncake":

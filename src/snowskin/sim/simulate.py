@@ -51,7 +51,7 @@ def simulate(
         span_s = float(trace.arrival_s[-1])
         timeline = Timeline(world, interval_s=max(span_s / samples, 1e-3))
     laws = Laws(world) if check else None
-    with _without_collector():
+    with without_collector():
         events = world.run(laws.check if laws else None)
     if laws is not None:
         laws.check_end()
@@ -60,8 +60,8 @@ def simulate(
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
-    """Finished requests are in no cycle, so looking for cycles among millions of blocks is vain."""
+def without_collector() -> Iterator[None]:
+    """For work whose objects are in no cycle: to look for some among millions of them is vain."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
