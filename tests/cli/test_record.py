@@ -88,7 +88,7 @@ def test_a_recording_ends_whole_with_its_server(
         server.process.terminate()
         assert server.process.wait(END_S) == 0
     assert len(read_trace(path)) == 1
-    assert f"recorded 1 requests in {path}" in server.log.read_text()
+    assert f"the recording {path} ends with request 1" in server.log.read_text()
 
 
 def test_a_recording_that_cannot_begin_is_told_before_anything_is_started(

@@ -62,7 +62,7 @@ class Recording:
                 raise
             finally:
                 recorder.close()
-                log.info("recorded %d requests in %s", recorder.count, recorder.path)
+                log.info("the recording %s ends with request %d", recorder.path, recorder.count)
                 if self.lost:
                     log.warning("%d requests went by too fast to be recorded", self.lost)
         except OSError as error:

@@ -107,10 +107,15 @@ def _listen(config: ServeConfig) -> socket.socket:
         )
     except OSError as error:
         raise InvalidInput(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror}; "
+            f"cannot listen on {config.host}:{config.port}: {_words(error)}; "
             "choose another --port or --host",
             parameter="--port",
         ) from error
+
+
+def _words(error: OSError) -> str:
+    """The system's words alone: ``create_server`` adds the address to them, once more."""
+    return str(error) if error.errno is None else os.strerror(error.errno)
 
 
 async def _run(

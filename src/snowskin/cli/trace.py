@@ -108,7 +108,7 @@ def synthesise_command(
         count = write_mooncake(out, drawn)
     else:
         count = write_trace(out, drawn, block_tokens=block_tokens, name=chosen.name)
-    Console().print(f"{count:,} requests of shape {chosen.name} in {out}")
+    Console().print(f"{_count(count)} of shape {chosen.name} in {out}", soft_wrap=True)
 
 
 @app.command("record")
@@ -141,7 +141,8 @@ def record_command(
         recording = Recording(recorder, served)
         recording.catch_up()
     older = f"; {recording.lost:,} older ones were forgotten" if recording.lost else ""
-    Console().print(f"{recorder.count:,} requests in {out}{older}", soft_wrap=True, highlight=False)
+    told = f"{_count(recorder.count)} in {out}{older}"
+    Console().print(told, soft_wrap=True, highlight=False)
 
 
 def _parse_shape(text: str) -> Shape:
@@ -156,6 +157,10 @@ def _parse_shape(text: str) -> Shape:
         raise InvalidInput(
             f"expected fixed:PROMPT:OUTPUT[:CACHE_RATIO], got {text!r}", parameter="shape"
         ) from None
+
+
+def _count(requests: int) -> str:
+    return "1 request" if requests == 1 else f"{requests:,} requests"
 
 
 def _changed(

@@ -21,15 +21,21 @@ from snowskin.terms.errors import InvalidInput, SnowskinError
 from snowskin.terms.keys import KeySpace
 from snowskin.terms.serving import ServingInfo
 from snowskin.transfer.available import available_bytes
+from snowskin.transfer.transports.nixl import import_nixl
+
+
+GIB = 1 << 30
 
 
 def prepare_model(config: ServeConfig) -> ModelInfo:
     """The model in its folder, found, fetched or converted as needed.
 
     Raises:
-        InvalidInput: no such model.
+        InvalidInput: no such model, or no such transport here.
         UnsupportedModel: the engine would compute it wrongly.
     """
+    if config.transport == "nixl":
+        import_nixl()  # To tell at once where it is missing.
     return inspect_once(
         resolve_model(config.model),
         dtype=config.dtype,
@@ -71,8 +77,8 @@ def _check_memory(config: ServeConfig) -> None:
     available = available_bytes()
     if available is not None and nodes * config.dram_bytes > available:
         raise InvalidInput(
-            f"--dram {config.dram_bytes} bytes for each of {nodes} nodes: only {available} bytes "
-            "of memory are available; choose less, or fewer nodes",
+            f"--dram of {config.dram_bytes / GIB:.1f} GiB for each of {nodes} nodes: only "
+            f"{available / GIB:.1f} GiB of memory are available; choose less, or fewer nodes",
             parameter="--dram",
         )
 
