@@ -11,6 +11,7 @@ import xxhash
 from snowskin.transfer.paths import Flight, Path
 from snowskin.transfer.progress import PullProgress
 from snowskin.transfer.slicing import ATTEMPTS_LIMIT, Batch, Range, SliceBoard
+from snowskin.transfer.transports.striping import Stopped
 from snowskin.transfer.wire import (
     COMPUTE,
     FRAME_BYTES,
@@ -29,10 +30,6 @@ CHUNK_BYTES = 512 << 10
 """So much is received before it is hashed, while it is still in the processor's cache."""
 SLOWEST_BYTES_PER_S = 4 << 20
 """A path that carries less is given up if there is another one."""
-
-
-class Stopped(Exception):
-    """The pull was cancelled or its time is over."""
 
 
 class PullState:
@@ -292,6 +289,3 @@ class Receiving:
         if received == 0:
             raise ConnectionEnded("the peer closed the connection")
         return received
-
-
-__all__ = ["PullState", "Receiving", "Stopped"]

@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 import socket
-import threading
-import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from snowskin.terms.errors import TransferFailed
-from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S
 from snowskin.transfer.paths import Flight, Path
 from snowskin.transfer.peer import Peer
 from snowskin.transfer.progress import PullProgress
-from snowskin.transfer.slicing import Batch, Range, SliceBoard, worker_count
-from snowskin.transfer.transports.receiving import PullState, Receiving, Stopped
+from snowskin.transfer.slicing import Batch, SliceBoard
+from snowskin.transfer.transports.receiving import PullState, Receiving
+from snowskin.transfer.transports.striping import Striping
 
 if TYPE_CHECKING:
     from snowskin.transfer.transports.tcp import TcpTransport
 
-TICK_S = 0.02
-"""A worker without work looks so often for cancellation and deadline."""
 
-
-class StripedPull:
+class StripedPull(Striping):
     """One pull by one or several workers."""
 
     def __init__(self, transport: TcpTransport, peer: Peer, progress: PullProgress) -> None:
-        self._transport = transport
-        self._links = transport.links
-        self._paths = transport.paths(peer)
-        self._progress = progress
-        self._board = SliceBoard(
+        board = SliceBoard(
             len(progress.blocks),
             progress.segment.layout.slot_bytes,
             slice_bytes=transport.settings.slice_bytes,
         )
-        self._state = PullState(progress, self._board)
-        self._changed = threading.Condition(progress.lock)
-        """The board has changed, so that a worker without work should look again."""
-        self._workers = 1
-        self._followers = 0
-        self._waits_s: list[float] = []
-        self._reached = False
-        self._error: TransferFailed | None = None
+        super().__init__(transport, transport.paths(peer), board, progress.lock)
+        self._progress = progress
+        self._state = PullState(progress, board)
 
     def run(self) -> None:
         """See ``TcpTransport.pull``.
@@ -52,144 +36,25 @@ class StripedPull:
         Raises:
             TransferFailed: the peer cannot be reached over any path.
         """
-        transport, settings = self._transport, self._transport.settings
-        ways = self._links.usable_count(self._paths) * settings.connections_per_path
-        wanted = worker_count(self._board.total_bytes, ways, settings.stripe_least_bytes)
-        helpers: list[Future[None]] = []
-        if wanted > 1:
-            with self._progress.lock:  # Nobody takes a batch before it is known how many there are.
-                helpers = transport.start_helpers(wanted - 1, self.work)
-                self._workers += len(helpers)
-            transport.count(striped_pulls=1 if helpers else 0)
         try:
-            self.work()
+            super().run()
         finally:
-            for helper in helpers:
-                helper.result()
-        self._progress.waited_s = min(self._waits_s, default=0.0)
-        if self._state.damaged_ranges:
-            transport.count(damaged_ranges=self._state.damaged_ranges)
-        if not self._reached and self._error is not None:
-            raise self._take_error()
-        self._error = None
+            self._progress.waited_s = min(self._waits_s, default=0.0)
+            if self._state.damaged_ranges:
+                self._transport.count(damaged_ranges=self._state.damaged_ranges)
 
-    def work(self) -> None:
-        """Fetch until nothing is left that could be had; any number of threads may."""
-        waited_s: float | None = None
-        try:
-            while (batch := self._next()) is not None:
-                flight = self._links.begin(self._paths, batch.size_bytes)
-                if flight is None:
-                    self._error = self._error or self._links.all_cool_down(self._paths)
-                    self._give_back(batch.ranges)
-                    return
-                waited_s = (waited_s or 0.0) + self._carry(flight, batch)
-                if batch.follow:
-                    with self._changed:
-                        self._followers -= 1
-        finally:
-            with self._changed:
-                self._workers -= 1
-                if waited_s is not None:
-                    self._waits_s.append(waited_s)
-                self._changed.notify_all()
+    def _carrier(
+        self,
+        connection: socket.socket,
+        flight: Flight,
+        batch: Batch,
+        patience: Callable[[], float],
+    ) -> Receiving:
+        return Receiving(connection, flight, self._state, batch, patience)
 
-    def _next(self) -> Batch | None:
-        """Work, perhaps after others have failed at it; None if there will be none."""
-        while not self._progress.must_stop():
-            with self._changed:
-                # Those that follow blocks may do so for long, so others must not count on them.
-                batch = self._board.take(self._workers - self._followers)
-                if batch is not None:
-                    self._followers += batch.follow
-                    return batch
-                if not self._board.is_open:
-                    return None
-                self._changed.wait(TICK_S)
-        return None
+    def _must_stop(self) -> bool:
+        return self._progress.must_stop()
 
-    def _carry(self, flight: Flight, batch: Batch) -> float:
-        """Fetch a batch over a path, as far as it goes; how long nothing came."""
-        transport, path = self._transport, flight.path
-        begin_s = time.monotonic()
-        connection = transport.take(path)
-        is_reused = connection is not None
-        try:
-            connection = connection or self._open(path)
-        except TransferFailed as error:
-            self._error = error
-            self._fail(flight, time.monotonic() - begin_s)
-            self._give_back(batch.ranges)
-            return 0.0
-        receiving = Receiving(
-            connection,
-            flight,
-            self._state,
-            batch,
-            lambda: self._links.patience_s(path, self._paths),
-        )
-        try:
-            receiving.run()
-        except (Stopped, OSError) as error:
-            connection.close()  # Landed blocks stay; the server sees the end and stops sending.
-            if isinstance(error, Stopped):
-                self._links.cancel(flight)
-            elif is_reused and not receiving.heard and self._may_be_stale(error, path):
-                self._links.cancel(flight)
-                transport.forget(path)
-            else:
-                self._reached = True
-                self._fail(flight, receiving.waited_s)
-        except BaseException:
-            connection.close()
-            self._links.cancel(flight)
-            raise
-        else:
-            self._reached = True
-            transport.give(path, connection)
-            active_s = time.monotonic() - begin_s - receiving.waited_s
-            self._links.end(flight, active_s=active_s, latency_s=receiving.latency_s)
-            if self._state.guilty:
-                self._blame()
-        self._give_back(receiving.unfinished())
-        return receiving.waited_s
-
-    def _may_be_stale(self, error: OSError, path: Path) -> bool:
-        """Whether a fresh connection may do where one that had lain idle failed.
-
-        It was closed meanwhile, or something on the way forgot it, so that it falls silent. If
-        there is another path, silence is taken for the fault of this one.
-        """
-        return not isinstance(error, TimeoutError) or not self._links.has_other(path, self._paths)
-
-    def _open(self, path: Path) -> socket.socket:
-        patience_s = self._links.patience_s(path, self._paths)
-        return self._transport.open(path, min(HANDSHAKE_TIMEOUT_S, patience_s))
-
-    def _fail(self, flight: Flight, cost_s: float) -> None:
-        self._links.fail(flight, cost_s=cost_s)
-        self._transport.forget(flight.path)
-        retried_bytes = flight.asked_bytes - flight.landed_bytes
-        self._transport.count(retried_bytes=retried_bytes, failed_paths=1)
-
-    def _blame(self) -> None:
-        """Leave alone the paths that damaged bytes, if there are others."""
-        with self._progress.lock:
-            guilty, self._state.guilty = self._state.guilty, set()
-        for path in guilty:
-            if self._links.has_other(path, self._paths):
-                self._links.blame(path)
-                self._transport.forget(path)
-                self._transport.count(failed_paths=1)
-
-    def _take_error(self) -> TransferFailed:
-        """Forgotten here, since it leads back to this object, which would keep our segment."""
-        error, self._error = self._error, None
-        assert error is not None
-        return error
-
-    def _give_back(self, ranges: Sequence[Range]) -> None:
-        if ranges:
-            with self._changed:
-                self._board.give_back(ranges)
-                self._changed.notify_all()
+    def _take_guilty(self) -> set[Path]:
+        guilty, self._state.guilty = self._state.guilty, set()
+        return guilty

@@ -1,10 +1,7 @@
 """Reading a peer's segment over TCP, straight into our own: see ``transfer.wire``.
 
-A pull has one worker or several, each with one connection at a time, and each free to take any
-path at any time: which, ``transfer.paths`` decides by load and health; what, ``transfer.slicing``.
-The first worker is the caller's own thread, so a small pull starts no other and costs one round
-trip. A path that is cut, falls silent or damages bytes is left alone for a while, and what it had
-not brought is taken by the next worker to come, over another path.
+How a pull is shared out among paths, ``transfer.transports.striping`` tells. A small pull has one
+worker, which is the caller's own thread, and costs one round trip.
 """
 
 from __future__ import annotations
@@ -13,10 +10,12 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import msgspec
 
 from snowskin.terms.errors import TransferFailed
+from snowskin.terms.ids import NodeId
 from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_client
 from snowskin.transfer.endpoints import EndpointPool
 from snowskin.transfer.links import Links
@@ -24,7 +23,7 @@ from snowskin.transfer.paths import Path
 from snowskin.transfer.peer import Peer
 from snowskin.transfer.progress import PullProgress
 from snowskin.transfer.settings import TransferSettings
-from snowskin.transfer.topology import LocalNic, pair_paths
+from snowskin.transfer.topology import Address, LocalNic, pair_paths
 from snowskin.transfer.transports.striped_pull import StripedPull
 from snowskin.transfer.wire import limit_blocking, tune
 
@@ -34,6 +33,20 @@ IDLE_LIMIT = 512
 IDLE_PER_PATH_LIMIT = 4
 HELPERS_LIMIT = 16
 """Threads beside those of the callers, for all pulls together."""
+
+
+class Reachable(Protocol):
+    """Whoever can be reached over TCP."""
+
+    @property
+    def node(self) -> NodeId:
+        """Its name."""
+
+    @property
+    def every_address(self) -> tuple[Address, ...]:
+        """Where it listens."""
+
+    def __hash__(self) -> int: ...
 
 
 class TcpStat(msgspec.Struct, frozen=True):
@@ -75,7 +88,7 @@ class TcpTransport:
         self._pool: EndpointPool[Path, socket.socket] = EndpointPool(
             IDLE_LIMIT, max(IDLE_PER_PATH_LIMIT, self.settings.connections_per_path)
         )
-        self._paths: dict[Peer, tuple[Path, ...]] = {}
+        self._paths: dict[Reachable, tuple[Path, ...]] = {}
         self._counts = dict.fromkeys(TcpStat.__struct_fields__, 0)
         self._helpers = ThreadPoolExecutor(HELPERS_LIMIT, thread_name_prefix="pull")
         self._helper_places = threading.BoundedSemaphore(HELPERS_LIMIT)
@@ -100,7 +113,7 @@ class TcpTransport:
             for connection in self._pool.clear():
                 connection.close()
 
-    def paths(self, peer: Peer) -> tuple[Path, ...]:
+    def paths(self, peer: Reachable) -> tuple[Path, ...]:
         """The ways to a peer."""
         with self._lock:
             known = self._paths.get(peer)
