@@ -23,7 +23,6 @@ from snowskin.terms.serving import ServingInfo
 from snowskin.transfer.available import available_bytes
 from snowskin.transfer.transports.nixl import import_nixl
 
-
 GIB = 1 << 30
 
 
