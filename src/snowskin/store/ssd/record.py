@@ -37,7 +37,9 @@ class RecordKind(IntEnum):
     VALUE = 1
     """Its key has this value."""
     DEAD = 2
-    """It was a value, since removed, evicted or found elsewhere. Its pages are void."""
+    """It was a value, since removed, evicted or found elsewhere. Its pages are void. Of neighbours
+    that were evicted together the first says so for all: its size covers their records, which a
+    start would find again only if that page were damaged."""
     END = 3
     """Nothing follows in this file."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from snowskin.store.ssd.config import Sync
 from snowskin.store.ssd.files import PIECE_BYTES, Bytes, SegmentFile, aligned_buffer, put_header
 from snowskin.store.ssd.index import Entry
@@ -81,6 +84,7 @@ class SpaceMaker:
     def empty_a_file(self, wanted_pages: int) -> None:
         """Move the live values of one file to the open one, and leave room there for a record."""
         state, index = self._state, self._state.index
+        evicted: list[Entry] = []
         while True:
             with state.lock:
                 segment = index.emptiest()
@@ -89,7 +93,8 @@ class SpaceMaker:
                 if index.live_pages_of(segment) + wanted_pages <= index.room_pages:
                     entries = index.entries_of(segment)
                     break
-            self._evict_one()
+                evicted += self._evict_one()
+        self._mark_evicted(evicted)
         target = index.open_segment
         assert target is not None, "no file is open"
         try:
@@ -152,27 +157,59 @@ class SpaceMaker:
 
     def evict_for(self, page_count: int) -> None:
         """Evict until so many more pages may be live."""
-        while self._state.index.is_over_limit(page_count):
-            if not self._evict_one():
-                return
+        evicted: list[Entry] = []
+        with self._state.lock:
+            while self._state.index.is_over_limit(page_count):
+                victim = self._evict_one()
+                if not victim:
+                    break
+                evicted += victim
+        self._mark_evicted(evicted)
 
-    def _evict_one(self) -> bool:
-        state = self._state
-        with state.lock:
-            entry = state.index.evict()
-            if entry is None:
-                return False
-            state.counts.evicted_total += 1
-        self.mark_dead(entry)
-        return True
+    def _evict_one(self) -> tuple[Entry, ...]:
+        """The value that goes next; nothing if there is none. With the lock held."""
+        entry = self._state.index.evict()
+        if entry is None:
+            return ()
+        self._state.counts.evicted_total += 1
+        return (entry,)
 
-    def mark_dead(self, entry: Entry) -> None:
-        """Say on disk that a value is held no more; nothing to do if its file is reused already."""
+    def _mark_evicted(self, entries: Sequence[Entry]) -> None:
+        """Mark all of them dead, neighbours at once: the first's header skips the others' records.
+
+        Values mostly go in the order in which they came, so that a batch of small ones costs one
+        page, not one for each.
+        """
+        first: Entry | None = None
+        page_count = 0
+        for entry in sorted(entries, key=lambda entry: (entry.segment, entry.page)):
+            if (
+                first is not None
+                and (entry.segment, entry.epoch) == (first.segment, first.epoch)
+                and entry.page == first.page + page_count
+            ):
+                page_count += entry.page_count
+                continue
+            if first is not None:
+                self.mark_dead(first, page_count)
+            first, page_count = entry, entry.page_count
+        if first is not None:
+            self.mark_dead(first, page_count)
+
+    def mark_dead(self, entry: Entry, page_count: int | None = None) -> None:
+        """Say on disk that a value is held no more; nothing to do if its file is reused already.
+
+        Args:
+            page_count: of its record and those right behind it that are dead, too.
+        """
         file = self._state.files[entry.segment]
         if file.epoch != entry.epoch:
             return
+        header = entry.header(RecordKind.DEAD)
+        if page_count is not None:
+            header = replace(header, value_bytes=(page_count - 1) * PAGE_BYTES)
         try:
-            file.write_header(entry.header(RecordKind.DEAD), entry.page, self._page)
+            file.write_header(header, entry.page, self._page)
         except OSError as error:
             self._state.count_disk_error(error)
         with self._state.lock:
