@@ -36,8 +36,29 @@ def test_a_rival_refuses_what_it_would_not_heed(trace: str) -> None:
     for option in (["--sweep", "prefill=1,2"], ["--kill", "prefill-0@1+1"], ["--check"]):
         ran = snowskin(*command, *option)
         assert ran.returncode == 2
-        assert f"{option[0]} is for --system mooncake, not for vllm" in ran.stderr
+        assert f"{option[0]} does not go with --system vllm" in ran.stderr
     assert snowskin(*command).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--system", "sglang"], "--system sglang: give mooncake, vllm"),
+        (["--dram-gb", "0"], "--dram-gb 0: give more than 0"),
+        (["--sweep", "prefill=1,2", "--plots", "here"], "--plots does not go with --sweep"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_option(
+    trace: str, options: list[str], words: str
+) -> None:
+    ran = snowskin("simulate", "--trace", trace, *options)
+    assert ran.returncode == 2
+    assert words in ran.stderr
+
+
+def test_failed_requests_are_told_why(trace: str) -> None:
+    told = snowskin("simulate", "--trace", trace, "--blocks", "5").stdout
+    assert "a prompt outgrew --dram-gb or --blocks" in told
 
 
 def test_a_cache_curve_states_its_definition_in_full_lines(trace: str) -> None:

@@ -27,7 +27,9 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Tell where a request went, why, and what was predicted beside what came true."""
-    body = ask(f"{url.rstrip('/')}/snowskin/explain/{urllib.parse.quote(request_id)}", api_key)
+    body = ask(
+        f"{url.rstrip('/')}/snowskin/explain/{urllib.parse.quote(request_id, safe='')}", api_key
+    )
     if as_json:
         typer.echo(body.decode())
         return

@@ -81,7 +81,8 @@ def _run(
             progress.advance(task)
     (out / "summary.md").write_text(summary_page(reports), encoding="utf-8")
     took_s = time.perf_counter() - began_s
-    console.print(f"{len(wanted)} items in {took_s:.1f} s, written to {out}/", highlight=False)
+    items = "1 item" if len(wanted) == 1 else f"{len(wanted)} items"
+    console.print(f"{items} in {took_s:.1f} s, written to {out}/", highlight=False)
 
 
 def _show(item: Item, report: Report, console: Console) -> None:

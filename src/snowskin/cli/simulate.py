@@ -22,6 +22,7 @@ SHOWN = (
     "ttft_mean_s", "ttft_p90_s", "tbt_mean_s", "tbt_p90_s", "hit_ratio", "prefill_busy_s",
     "decode_busy_s", "mean_batch", "transfer_bytes", "fetches", "span_s",
 )  # fmt: skip
+SYSTEMS = ("mooncake", "vllm", "vllm-prefix-caching", "vllm-chunked-prefill")
 SAMPLES = 240
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
 
@@ -80,14 +81,18 @@ def simulate(
     from snowskin.sim.simulate import without_collector
     from snowskin.trace.formats import read_trace
 
+    if system not in SYSTEMS:
+        raise InvalidInput(f"--system {system}: give {', '.join(SYSTEMS)}", parameter="--system")
     began_s = time.perf_counter()
     with without_collector():
         read = read_trace(trace)
     read = read.sped_up(speed) if requests is None else read.head(requests).sped_up(speed)
     profile = load_profile(hardware)
+    if not dram_gb > 0:
+        raise InvalidInput(f"--dram-gb {dram_gb:g}: give more than 0", parameter="--dram-gb")
     if system != "mooncake":
-        _refuse_for_rivals(
-            system,
+        _refuse(
+            f"--system {system}",
             {
                 "--sweep": sweep,
                 "--kill": kill,
@@ -128,6 +133,7 @@ def simulate(
         seed=seed,
     )
     if sweep is not None:
+        _refuse("--sweep", {"--plots": plots, "--check": check})
         _sweep(read, config, sweep, jobs=jobs, json=json)
         return
     outcome = _run(read, config, check=check, samples=SAMPLES if plots else 0)
@@ -185,11 +191,11 @@ def _size(text: str) -> int | None:
     return int(text)
 
 
-def _refuse_for_rivals(system: str, options: dict[str, object]) -> None:
-    """What only our own system has must not seem to have been heeded."""
+def _refuse(kind: str, options: dict[str, object]) -> None:
+    """What a kind of run does not do must not seem to have been heeded."""
     for name, value in options.items():
         if value:
-            raise InvalidInput(f"{name} is for --system mooncake, not for {system}", parameter=name)
+            raise InvalidInput(f"{name} does not go with {kind}", parameter=name)
 
 
 def _run(trace: Trace, config: WorldConfig, *, check: bool, samples: int) -> Outcome:
@@ -246,6 +252,11 @@ def _show(summaries: list[dict[str, Any]], *, took_s: float, axis: str | None = 
         console.print(
             f"Effective: TTFT within {first['ttft_slo_s']:g} s and TBT within "
             f"{first['tbt_slo_s']:g} s. TBT: mean of the longest 10 % of a request's intervals.",
+            highlight=False,
+        )
+    if any(summary.get("failed") for summary in summaries):
+        console.print(
+            "Failed: a node died, or a prompt outgrew --dram-gb or --blocks.",
             highlight=False,
         )
     console.print(f"Simulated in {took_s:.2f} s.", highlight=False)
