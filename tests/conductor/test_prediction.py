@@ -1,3 +1,4 @@
+import math
 import random
 
 import pytest
@@ -93,6 +94,9 @@ def test_a_link_is_as_fast_as_its_receiver_measured_it_of_late():
     fleet.hear_traffic(D1, (IncomingTraffic(D0, 9, None, 0.5),))
     latency_s = PROFILE.transfer.latency_s
     assert measured() == {P0: LinkCost(0.25, 5e6), P1: LinkCost(latency_s, 2e6)}
+    for nonsense in (0.0, -1.0, math.inf, math.nan):
+        fleet.hear_traffic(P0, (IncomingTraffic(D0, 0, nonsense),))
+        assert measured() == {P1: LinkCost(latency_s, 2e6)}
     fleet.hear_traffic(P0, ())
     assert measured() == {P1: LinkCost(latency_s, 2e6)}
     fleet.lose(P1)

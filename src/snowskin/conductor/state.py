@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from math import inf
 
 from snowskin.conductor.decode_choice import DecodeView
 from snowskin.conductor.prediction import Correction
@@ -55,7 +56,7 @@ class Node:
         """A peer says how much it still waits for from here, and how fast it comes."""
         if traffic.bytes_in_flight > 0:
             self._told_bytes[reporter] = traffic.bytes_in_flight
-        if traffic.bytes_per_s:
+        if traffic.bytes_per_s is not None and 0 < traffic.bytes_per_s < inf:
             latency_s = predicted.latency_s if traffic.latency_s is None else traffic.latency_s
             self.measured[reporter] = LinkCost(latency_s, traffic.bytes_per_s)
 

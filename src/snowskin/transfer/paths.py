@@ -232,7 +232,7 @@ class PathTable:
         """
         state = self._settle(flight)
         state.cooldown_s = 0.0
-        if active_s and flight.landed_bytes >= RATE_SAMPLE_LEAST_BYTES:
+        if active_s is not None and active_s > 0 and flight.landed_bytes >= RATE_SAMPLE_LEAST_BYTES:
             state.bytes_per_s = _blend(state.bytes_per_s, flight.landed_bytes / active_s)
             state.sampled_s = now_s
         if latency_s is not None:
