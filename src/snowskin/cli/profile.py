@@ -8,6 +8,11 @@ from typing import Annotated
 
 import typer
 
+from snowskin.terms.errors import InvalidInput
+
+LEAST_BUDGET_S = 1.0
+"""In less there is no point of every kind to fit through."""
+
 
 def profile(
     model: Annotated[str, typer.Option(help="A Hugging Face model folder, or smollm2.")] = (
@@ -28,6 +33,12 @@ def profile(
     """
     from snowskin.cluster.config import YIELDING_THREADS, ServeConfig
 
+    if not budget >= LEAST_BUDGET_S:
+        raise InvalidInput(
+            f"--budget {budget:g}: give at least {LEAST_BUDGET_S:g} s", parameter="--budget"
+        )
+    if out is not None and not out.parent.is_dir():
+        raise InvalidInput(f"--out {out}: there is no folder {out.parent}", parameter="--out")
     # Before torch is imported: its OpenMP reads the environment when it is loaded.
     for name, value in YIELDING_THREADS.items():
         os.environ.setdefault(name, value)
