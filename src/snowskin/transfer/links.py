@@ -31,6 +31,12 @@ class Links:
         with self._lock:
             return len(self._table.usable(paths, time.monotonic()))
 
+    def in_order(self, paths: Sequence[Path]) -> tuple[Path, ...]:
+        """Those that may be used now, then the others."""
+        with self._lock:
+            usable = self._table.usable(paths, time.monotonic())
+        return (*usable, *(path for path in paths if path not in usable))
+
     def begin(self, paths: Sequence[Path], length_bytes: int) -> Flight | None:
         """Choose a path and ask for so much over it; None where all of them cool down.
 

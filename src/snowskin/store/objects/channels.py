@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import xxhash
 
 from snowskin.store.objects.wire import (
     ANNOUNCED_BYTES,
     CHUNK_BYTES,
+    NO_DIGEST,
     REPLY_BYTES,
     WHOLE,
     Operation,
@@ -28,7 +29,10 @@ from snowskin.store.objects.wire import (
 )
 from snowskin.store.objects.words import Located, NodeAddress
 from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_client
-from snowskin.transfer.wire import ConnectionEnded, receive_exactly, tune
+from snowskin.transfer.paths import Path
+from snowskin.transfer.topology import pair_paths
+from snowskin.transfer.transports.tcp import TcpTransport
+from snowskin.transfer.wire import ConnectionEnded, limit_blocking, receive_exactly, tune
 
 SILENCE_S = 3.0
 """A node that sends and takes nothing for so long is given up."""
@@ -47,9 +51,10 @@ class Known:
         route: the way over which it was read, if it is on no node of this host.
     """
 
-    __slots__ = ("digest", "head", "located", "request", "route", "size_bytes")
+    __slots__ = ("digest", "head", "key", "located", "request", "route", "size_bytes")
 
     def __init__(self, key: str, located: Located) -> None:
+        self.key = key
         self.located = located
         self.request = read_request(key)
         size = self.size_bytes = located.size_bytes
@@ -67,8 +72,20 @@ class NodeChannel:
         self._head_view = memoryview(self._head)
 
     @classmethod
-    def open(cls, address: NodeAddress, cluster_key: bytes, *, unix: bool) -> NodeChannel:
+    def open(
+        cls,
+        address: NodeAddress,
+        cluster_key: bytes,
+        *,
+        unix: bool,
+        paths: Sequence[Path] | None = None,
+        failed: Callable[[Path], object] = lambda path: None,
+    ) -> NodeChannel:
         """Connect, over the unix socket or TCP.
+
+        Args:
+            paths: over the first of these that can be had; None: over any to its addresses.
+            failed: told of those before it.
 
         Raises:
             OSError, TransferFailed: it cannot be reached, or does not authenticate.
@@ -76,7 +93,9 @@ class NodeChannel:
         if unix:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         else:
-            connection = socket.create_connection((address.host, address.port), HANDSHAKE_TIMEOUT_S)
+            connection = _connect(
+                paths or pair_paths(address.node, address.every_address, ()), failed
+            )
         try:
             connection.settimeout(HANDSHAKE_TIMEOUT_S)
             if unix:
@@ -84,11 +103,7 @@ class NodeChannel:
             else:
                 tune(connection)
             authenticate_as_client(connection, cluster_key)
-            # Blocking, with the kernel's own timeouts: one system call for each message.
-            connection.settimeout(None)
-            timeout = struct.pack("@ll", int(SILENCE_S), 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+            limit_blocking(connection, receive_s=SILENCE_S, send_s=SILENCE_S)
         except BaseException:
             connection.close()
             raise
@@ -225,15 +240,18 @@ class NodeChannel:
 
 
 class Route:
-    """One way to one process of a node, with its idle connections. Safe to use from any thread."""
+    """Idle connections to one process of a node. Safe to use from any thread.
 
-    __slots__ = ("_cluster_key", "_idle", "address", "is_open", "unix")
+    Args:
+        connect: opens another one.
+    """
 
-    def __init__(self, address: NodeAddress, cluster_key: bytes, *, unix: bool) -> None:
+    __slots__ = ("_connect", "_idle", "address", "is_open")
+
+    def __init__(self, address: NodeAddress, connect: Callable[[], NodeChannel]) -> None:
         self.address = address
-        self.unix = unix
         self.is_open = True
-        self._cluster_key = cluster_key
+        self._connect = connect
         self._idle: list[NodeChannel] = []
 
     def take(self) -> NodeChannel:
@@ -245,7 +263,7 @@ class Route:
         try:
             return self._idle.pop()
         except IndexError:
-            return NodeChannel.open(self.address, self._cluster_key, unix=self.unix)
+            return self._connect()
 
     def give_back(self, channel: NodeChannel) -> None:
         """Keep a connection that is between two requests."""
@@ -263,10 +281,15 @@ class Route:
 
 
 class Routes:
-    """The ways to all nodes."""
+    """The ways to all nodes.
 
-    def __init__(self, cluster_key: bytes) -> None:
+    Args:
+        transport: knows the paths to them and their health.
+    """
+
+    def __init__(self, cluster_key: bytes, transport: TcpTransport) -> None:
         self._cluster_key = cluster_key
+        self._transport = transport
         self._routes: dict[tuple[str, bool], Route] = {}
         self._lock = threading.Lock()
 
@@ -274,19 +297,20 @@ class Routes:
         """The way to a node, over its unix socket or TCP."""
         route = self._routes.get((address.session, unix))
         if route is None:
+            made = Route(address, partial(self._connect, address, unix=unix))
             with self._lock:
-                route = self._routes.setdefault(
-                    (address.session, unix), Route(address, self._cluster_key, unix=unix)
-                )
+                route = self._routes.setdefault((address.session, unix), made)
         return route
 
-    def forget(self, session: str) -> None:
-        """A process of a node is gone: close what was open to it."""
+    def forget(self, address: NodeAddress) -> None:
+        """A process of a node failed: close what was open to it."""
         with self._lock:
-            gone = [self._routes.pop((session, unix), None) for unix in (False, True)]
+            gone = [self._routes.pop((address.session, unix), None) for unix in (False, True)]
         for route in gone:
             if route is not None:
                 route.close()
+        for path in self._transport.paths(address):
+            self._transport.forget(path)
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -294,8 +318,29 @@ class Routes:
             routes, self._routes = self._routes, {}
         for route in routes.values():
             route.close()
+        self._transport.close()
+
+    def _connect(self, address: NodeAddress, *, unix: bool) -> NodeChannel:
+        links = self._transport.links
+        paths = links.in_order(self._transport.paths(address))
+        return NodeChannel.open(
+            address, self._cluster_key, unix=unix, paths=paths, failed=links.blame
+        )
 
 
-def read_request(key: str, first: int = 0, count: int = WHOLE) -> bytes:
-    """The request for bytes of an object."""
-    return pack_request(Request(Operation.READ, key, first, count))
+def _connect(paths: Sequence[Path], failed: Callable[[Path], object]) -> socket.socket:
+    """A connection over the first path that can be had."""
+    failure = OSError("no path")
+    for path in paths:
+        origin = (path.local_host, 0) if path.local_host is not None else None
+        try:
+            return socket.create_connection((path.host, path.port), HANDSHAKE_TIMEOUT_S, origin)
+        except OSError as error:
+            failed(path)
+            failure = error
+    raise failure
+
+
+def read_request(key: str, first: int = 0, count: int = WHOLE, digest: bytes = NO_DIGEST) -> bytes:
+    """The request for bytes of an object, of this content if a digest is given."""
+    return pack_request(Request(Operation.READ, key, first, count, digest))

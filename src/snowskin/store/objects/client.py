@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -43,12 +44,21 @@ from snowskin.store.objects.words import (
 )
 from snowskin.store.objects.writing import PutResult, Writing
 from snowskin.terms.errors import InvalidInput
+from snowskin.transfer.links import Links
+from snowskin.transfer.nics import read_topology
+from snowskin.transfer.paths import PathStat
 from snowskin.transfer.peer import local_host_id
+from snowskin.transfer.settings import TransferSettings
+from snowskin.transfer.transports.tcp import TcpTransport
 
 PinName = Literal["none", "soft", "hard"]
 _PINS = {"none": Pin.NONE, "soft": Pin.SOFT, "hard": Pin.HARD}
 PREFIX_LIMIT = 100_000
 DEFAULT_MASTER = "127.0.0.1:7411"
+STRIPE_LEAST_BYTES = 2 << 20
+"""No further path is used for less than so much: below it, one alone was faster on loopback."""
+LOCATION = "cpu:0"
+"""Of a topology, the memory that objects come to."""
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
@@ -80,6 +90,9 @@ class StoreClient:
         timeout_s: longest that a method waits for a master, or for nodes that do not answer.
         transport: "auto" maps the memory of nodes on this host and takes TCP to others; "tcp"
             takes TCP to all.
+        transfer: slices, connections and patience where there are several paths to a node.
+        topology: file that names the NICs to use, see ``transfer.topology``; None: whichever the
+            kernel's routes say.
     """
 
     def __init__(
@@ -89,6 +102,8 @@ class StoreClient:
         cluster_key: str | bytes | None = None,
         timeout_s: float = 10.0,
         transport: Literal["auto", "tcp"] = "auto",
+        transfer: TransferSettings | None = None,
+        topology: str | Path | None = None,
     ) -> None:
         if transport not in ("auto", "tcp"):
             raise InvalidInput(f"transport is auto or tcp, not {transport!r}")
@@ -97,7 +112,11 @@ class StoreClient:
         key = cluster_key.encode() if isinstance(cluster_key, str) else cluster_key or b""
         self._master = MasterChannel(parse_address(master), key, timeout_s)
         host_id = local_host_id() if transport == "auto" else None
-        self._reading = Reading(self._master, key, host_id, timeout_s)
+        settings = transfer or TransferSettings(stripe_least_bytes=STRIPE_LEAST_BYTES)
+        self._links = Links(settings.stall_s)
+        nics = () if topology is None else read_topology(Path(topology)).nics(LOCATION)
+        tcp = TcpTransport(key, self._links, settings, nics)
+        self._reading = Reading(self._master, key, tcp, host_id=host_id, timeout_s=timeout_s)
         self._writing = Writing(self._master, self._reading, timeout_s)
         self._closed = threading.Event()
         threading.Thread(target=self._keep_leases, name="store-leases", daemon=True).start()
@@ -292,6 +311,10 @@ class StoreClient:
     def stat(self) -> StoreStat:
         """Counts of objects and bytes, and each node's memory, as last reported."""
         return self._master.ask(AskStat(), StoreStat)
+
+    def path_stat(self) -> tuple[PathStat, ...]:
+        """Health and load of each path to nodes that have several, as this client found it."""
+        return self._links.path_stat()
 
     # Keeping.
 

@@ -24,18 +24,18 @@ def check_exposure(host: str, cluster_key: bytes) -> None:
     Raises:
         InvalidInput: anyone who reaches ``host`` could read and write.
     """
-    if cluster_key:
-        return
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    if host == "localhost":
+    if cluster_key or all(map(_is_own, split_hosts(host))):
         return
     raise InvalidInput(
         f"{host} can be reached from other machines: give the same --cluster-key to master, nodes "
         "and clients (or set SNOWSKIN_CLUSTER_KEY), or listen on 127.0.0.1",
         parameter="host",
     )
+
+
+def split_hosts(hosts: str) -> tuple[str, ...]:
+    """Addresses that were given as one word, separated by commas."""
+    return tuple(host.strip() for host in hosts.split(","))
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
@@ -55,6 +55,13 @@ def listen_tcp(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
         ) from error
     return listening
+
+
+def _is_own(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def listen_unix() -> tuple[socket.socket, str]:

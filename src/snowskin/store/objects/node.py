@@ -13,7 +13,12 @@ import msgspec
 from snowskin.store.eviction import make_policy
 from snowskin.store.objects.channels import NodeChannel, read_request
 from snowskin.store.objects.link import Holdings, MasterLink
-from snowskin.store.objects.listening import listen_tcp, listen_unix, run_handshakes
+from snowskin.store.objects.listening import (
+    listen_tcp,
+    listen_unix,
+    run_handshakes,
+    split_hosts,
+)
 from snowskin.store.objects.serving import ClientServing, Leases
 from snowskin.store.objects.store import GRANULE_BYTES, object_layout
 from snowskin.store.objects.tiers import Tiers
@@ -23,6 +28,7 @@ from snowskin.store.ssd import SsdConfig
 from snowskin.terms.errors import InvalidInput, TransferFailed
 from snowskin.transfer.memory import Segment
 from snowskin.transfer.peer import local_host_id
+from snowskin.transfer.topology import Address
 
 EXPIRY_TICK_S = 1.0
 WATERMARK_TICK_S = 0.05
@@ -32,7 +38,10 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a node is told.
 
     Args:
-        host: address to listen on and to be reached at.
+        host: address to listen on and to be reached at; or several, separated by commas, as of
+            several NICs: large objects come over all of them at once.
+        port: the same at all addresses; 0: any.
+        reached_at: where others reach it, if not there, as through a NAT.
         ssd_directory: where objects go that DRAM has no room for; None: nowhere.
         ssd_bytes: most that they take there.
         high_ratio, low_ratio: when memory is fuller than the first, objects are evicted in the
@@ -47,6 +56,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     host: str = "127.0.0.1"
     port: int = 0
+    reached_at: tuple[Address, ...] = ()
     cluster_key: bytes = b""
     dram_bytes: int = 1 << 30
     eviction: str = "lru"
@@ -91,7 +101,15 @@ class StoreNode:
         """
         self._config = config
         self._segment = Segment.create(object_layout(config.dram_bytes))
-        self._tcp = listen_tcp(config.host, config.port)
+        hosts = split_hosts(config.host)
+        self._tcp = [listen_tcp(host, config.port) for host in hosts]
+        addresses = config.reached_at or tuple(
+            Address(
+                socket.gethostname() if host in {"0.0.0.0", "::"} else host,
+                listening.getsockname()[1],
+            )
+            for host, listening in zip(hosts, self._tcp, strict=True)
+        )
         self._unix, unix_name = listen_unix()
         self._leases: dict[int, Leases] = {}
         self._lock = threading.Lock()
@@ -99,10 +117,11 @@ class StoreNode:
         self.address = NodeAddress(
             name=config.name,
             session=secrets.token_hex(8),
-            host=socket.gethostname() if config.host in {"0.0.0.0", "::"} else config.host,
-            port=self._tcp.getsockname()[1],
+            host=addresses[0].host,
+            port=addresses[0].port,
             unix=unix_name,
             host_id=local_host_id(),
+            addresses=addresses if len(addresses) > 1 else (),
         )
         self.tiers = Tiers(
             self._segment, eviction=config.eviction, ssd=config.ssd(), tell=self._changed
@@ -123,7 +142,7 @@ class StoreNode:
 
     def start(self) -> None:
         """Serve and report, on threads."""
-        for listening in (self._tcp, self._unix):
+        for listening in (*self._tcp, self._unix):
             run_handshakes(
                 listening,
                 self._config.cluster_key,
@@ -142,7 +161,7 @@ class StoreNode:
             return
         self._stopping.set()
         self.link.stop()
-        for listening in (self._tcp, self._unix):
+        for listening in (*self._tcp, self._unix):
             with contextlib.suppress(OSError):
                 listening.shutdown(socket.SHUT_RDWR)
             listening.close()

@@ -16,6 +16,7 @@ from snowskin.store.objects.channels import Known, Route, Routes, read_request
 from snowskin.store.objects.entries import missing_message
 from snowskin.store.objects.errors import KeyMissing, ReplicaUnreachable
 from snowskin.store.objects.mapped import MappedNode, OnDisk
+from snowskin.store.objects.striped_read import StripedRead
 from snowskin.store.objects.wire import Operation, Request, Status
 from snowskin.store.objects.words import (
     BATCH_LIMIT,
@@ -29,6 +30,7 @@ from snowskin.store.objects.words import (
     PutStart,
 )
 from snowskin.terms.errors import InvalidInput, TransferFailed
+from snowskin.transfer.transports.tcp import TcpTransport
 
 REMEMBERED_LIMIT = 65_536
 """Objects whose nodes are remembered."""
@@ -51,18 +53,26 @@ class Reading:
     """Remembers where objects are. What it remembers may be wrong: nodes know better.
 
     Args:
+        transport: the paths to nodes; where there are several to one, large objects come over all.
         host_id: nodes with the same one are read through their memory; None: none are.
         timeout_s: how long a read waits for nodes that do not answer.
     """
 
     def __init__(
-        self, master: MasterChannel, cluster_key: bytes, host_id: str | None, timeout_s: float
+        self,
+        master: MasterChannel,
+        cluster_key: bytes,
+        transport: TcpTransport,
+        *,
+        host_id: str | None,
+        timeout_s: float,
     ) -> None:
         self._master = master
         self._cluster_key = cluster_key
         self._host_id = host_id
         self._timeout_s = timeout_s
-        self._routes = Routes(cluster_key)
+        self._transport = transport
+        self._routes = Routes(cluster_key, transport)
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._book: dict[str, NodeAddress] = {}
         self._mapped: dict[str, MappedNode] = {}
@@ -119,8 +129,7 @@ class Reading:
                     copied = self._mapping(address).copy(key, first, count)
                     return None if copied is None else memoryview(copied).toreadonly()
             target = _fresh(min(count, size - first))
-            request = read_request(key, first, len(target))
-            return target.toreadonly() if self._read(address, request, target) else None
+            return target.toreadonly() if self._read(address, known, target, first) else None
 
         return self._from_any(key, read)
 
@@ -305,7 +314,7 @@ class Reading:
         self._shunned_s[address.name] = time.monotonic() + cooldown_s
         if self._book.get(address.name) == address:
             self._book.pop(address.name, None)
-        self._routes.forget(address.session)
+        self._routes.forget(address)
         self._let_go(address.session)
 
     def _let_go(self, session: str) -> None:
@@ -338,17 +347,19 @@ class Reading:
                 self._mapped[address.session] = mapped
             return mapped
 
-    def _read(self, address: NodeAddress, what: Known | bytes, target: memoryview) -> bool:
-        """Fill ``target`` with an object, or what a request asks; False if it is not there."""
+    def _read(self, address: NodeAddress, known: Known, target: memoryview, first: int = 0) -> bool:
+        """Fill ``target`` with an object's bytes from ``first`` on; False if it is not there."""
         unix = self._is_here(address)
+        if not unix and self._transport.worker_count(address, len(target)) > 1:
+            return StripedRead(self._transport, address, known, first, target).fill()
         route = self._routes.to(address, unix=unix)
-        found = _read_over(route, what, target)
-        if (
-            isinstance(what, Known)
-            and found
-            and not any(map(self._is_here_by_name, what.located.nodes))
-        ):
-            what.route = route
+        if len(target) < known.size_bytes:
+            return _read_over(
+                route, read_request(known.key, first, len(target), known.digest), target
+            )
+        found = _read_over(route, known, target)
+        if found and not any(map(self._is_here_by_name, known.located.nodes)):
+            known.route = route
         return found
 
     def _read_at_once(self, known: Known, route: Route, target: memoryview) -> bool:

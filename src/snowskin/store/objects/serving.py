@@ -18,6 +18,7 @@ from snowskin.store.objects.store import ObjectStore, digest_of
 from snowskin.store.objects.tiers import Tiers
 from snowskin.store.objects.wire import (
     ANNOUNCED_BYTES,
+    NO_DIGEST,
     Operation,
     Request,
     RequestReader,
@@ -149,6 +150,9 @@ class ClientServing:
         count = 0
         try:
             size, first = item.size_bytes, request.first
+            if request.digest not in (NO_DIGEST, item.digest):
+                self._connection.sendall(pack_reply(Status.MISSING))
+                return
             if first > size:
                 self._connection.sendall(pack_reply(Status.RANGE, size))
                 return
@@ -176,7 +180,7 @@ class ClientServing:
         connection, which the client takes for what it is: this replica cannot be read."""
         shelf = self._tiers.shelf
         fact = None if shelf is None else shelf.fact(request.key)
-        if shelf is None or fact is None:
+        if shelf is None or fact is None or request.digest not in (NO_DIGEST, fact.digest):
             self._connection.sendall(pack_reply(Status.MISSING))
             return
         first, size = request.first, fact.size_bytes

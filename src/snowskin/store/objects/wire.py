@@ -3,7 +3,8 @@
 Client to node: ``REQUEST`` (magic, operation, pin, length of the key, first byte and number of
 bytes wanted or sent, xxh3-128 of the whole object, CRC-32 of all that and of the key), then the
 key, then for WRITE the object. A large object is announced first: its bytes follow only when the
-node has answered ``GO``, so that none is sent in vain.
+node has answered ``GO``, so that none is sent in vain. READ gives the digest only if no other
+content will do.
 
 Node to client: ``REPLY`` (magic, status, size of the object, number of bytes that follow, xxh3-128
 of these, CRC-32), then the bytes. The CRCs are there because a right object taken for another is
@@ -47,7 +48,7 @@ class Operation(enum.IntEnum):
     """What a client asks of a node."""
 
     READ = 1
-    """Bytes of an object."""
+    """Bytes of an object; with a digest, of this content or none."""
     WRITE = 2
     """Here is an object."""
     MAP = 3

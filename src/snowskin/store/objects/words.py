@@ -11,6 +11,9 @@ from typing import Annotated
 
 import msgspec
 
+from snowskin.terms.ids import NodeId
+from snowskin.transfer.topology import Address
+
 KEY_LIMIT_BYTES = 1000
 """Longest key in UTF-8; the SSD tier puts 24 bytes before it."""
 BATCH_LIMIT = 8192
@@ -35,7 +38,7 @@ class Pin(IntEnum):
     """Never evicted."""
 
 
-class NodeAddress(msgspec.Struct, frozen=True, array_like=True):
+class NodeAddress(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
     """How a node is reached. ``session`` is new with each process of the node."""
 
     name: str
@@ -46,6 +49,18 @@ class NodeAddress(msgspec.Struct, frozen=True, array_like=True):
     """Name of its abstract unix socket."""
     host_id: str
     """Equal where the unix socket can be reached, see ``transfer.peer.local_host_id``."""
+    addresses: tuple[Address, ...] = ()
+    """All addresses where it listens, if they are more than ``host`` and ``port``."""
+
+    @property
+    def node(self) -> NodeId:
+        """Its name, for paths."""
+        return NodeId(self.name)
+
+    @property
+    def every_address(self) -> tuple[Address, ...]:
+        """Where it listens."""
+        return self.addresses or (Address(self.host, self.port),)
 
 
 class ObjectFact(msgspec.Struct, frozen=True, array_like=True):

@@ -23,6 +23,7 @@ from snowskin.transfer.paths import Path
 from snowskin.transfer.peer import Peer
 from snowskin.transfer.progress import PullProgress
 from snowskin.transfer.settings import TransferSettings
+from snowskin.transfer.slicing import worker_count
 from snowskin.transfer.topology import Address, LocalNic, pair_paths
 from snowskin.transfer.transports.striped_pull import StripedPull
 from snowskin.transfer.wire import limit_blocking, tune
@@ -122,6 +123,11 @@ class TcpTransport:
                     del self._paths[next(iter(self._paths))]
                 known = self._paths[peer] = pair_paths(peer.node, peer.every_address, self._nics)
             return known
+
+    def worker_count(self, peer: Reachable, total_bytes: int) -> int:
+        """How many connections to a peer are worth while for so much."""
+        ways = len(self.paths(peer)) * self.settings.connections_per_path
+        return worker_count(total_bytes, ways, self.settings.stripe_least_bytes)
 
     def start_helpers(self, wanted: int, work: Callable[[], None]) -> list[Future[None]]:
         """As many further workers as there are places for, at most so many."""
