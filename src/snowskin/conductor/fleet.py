@@ -75,7 +75,7 @@ class Fleet:
 
     def widest_decode_tokens(self) -> int:
         """The most tokens that any decode node's device memory holds."""
-        return max(self._decode_columns.device_tokens, default=0)
+        return self._widest_decode_tokens
 
     def obstacle(self, now_s: float) -> Refusal | None:
         """What keeps every request from being placed; None if nothing does."""
@@ -133,27 +133,36 @@ class Fleet:
                 peer.hear_traffic(reporter, traffic, self._profile.transfer)
 
     def best_source(
-        self, prefixes: Mapping[NodeId, int], usable_blocks: int, rng: random.Random
+        self, prefixes: dict[NodeId, int], usable_blocks: int, rng: random.Random
     ) -> FetchSource | None:
         """The holder of the longest prefix with the least bytes in flight, of either role.
 
         Decode nodes hold what they generated. Equals are drawn at random.
+
+        Args:
+            prefixes: the longest last, as ``Directory.longest_prefix`` gives them.
         """
         if not prefixes or not usable_blocks:
             return None
-        best = min(max(prefixes.values()), usable_blocks)
-        holders = [
-            node
-            for name, blocks in prefixes.items()
-            if blocks >= best and (node := self._nodes.get(name)) is not None
-        ]
+        best = usable_blocks
+        least = 0
+        holders: list[Node] = []
+        for name, blocks in reversed(prefixes.items()):
+            node = self._nodes.get(name)
+            if node is None:
+                continue
+            if not holders:
+                best = min(blocks, usable_blocks)
+            elif blocks < best:
+                break
+            busy_bytes = node.busy_bytes
+            if not holders or busy_bytes < least:
+                least, holders = busy_bytes, [node]
+            elif busy_bytes == least:
+                holders.append(node)
         if not holders:
             return None
-        busy_bytes = [node.busy_bytes for node in holders]
-        least = min(busy_bytes)
-        if len(holders) > 1:
-            holders = [node for node, busy in zip(holders, busy_bytes) if busy == least]
-        source = holders[0] if len(holders) == 1 else rng.choice(holders)
+        source = holders[0] if len(holders) == 1 else rng.choice(holders[::-1])
         return FetchSource(
             source.node,
             best,
@@ -172,6 +181,7 @@ class Fleet:
         columns = self._decode_columns = DecodeColumns(len(self.decode))
         for row, decode in enumerate(self.decode.values()):
             decode.show_in(columns, row)
+        self._widest_decode_tokens = max(columns.device_tokens, default=0)
         self._decode_pool = DecodePool(
             columns.nodes,
             columns.sequences,
