@@ -70,8 +70,7 @@ def run_server(config: ServeConfig, *, record: Path | None = None) -> None:
         )
         recording = None if recorder is None else Recording(recorder, cluster.served)
         uvloop.run(_run(cluster, server, listener, recording))
-    # Everything is closed. What looked at the model may have loaded torch, and taking that apart
-    # in order would keep the user's prompt waiting for seconds.
+    # Everything is closed; taking the interpreter apart would keep the user's prompt waiting.
     logging.shutdown()
     os._exit(0)
 

@@ -1,8 +1,9 @@
 """What a model is, remembered: looking at it takes torch, and loading torch takes seconds.
 
-The front needs to know the model and never computes with it. So the answer is kept in the cache
-folder, under a name that changes with everything that it follows from: the model's files, what was
-asked for, the machine, the packages that looked and our own code that did.
+The front needs to know the model and never computes with it. So another process looks, and its
+answer is kept in the cache folder, under a name that changes with everything that it follows from:
+the model's files, what was asked for, the machine, the packages that looked and our own code that
+did.
 """
 
 from __future__ import annotations
@@ -19,9 +20,20 @@ import xxhash
 from snowskin.engine import hardware, model, support
 from snowskin.engine.default_model import cache_dir
 from snowskin.engine.model import ModelInfo, inspect_model
+from snowskin.terms.errors import SnowskinError
+from snowskin.transfer.child import Child, Parent
 
 _READ_WHOLE = ("config.json", "generation_config.json")
 _LOOKERS = [module.__file__ or "" for module in (model, support, hardware)]
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What a process of its own is to look at, and where it writes down what it saw."""
+
+    model_dir: str
+    dtype: str
+    device: str
+    path: str
 
 
 def inspect_once(model_dir: Path, *, dtype: str, device: str, machine: str) -> ModelInfo:
@@ -39,12 +51,22 @@ def inspect_once(model_dir: Path, *, dtype: str, device: str, machine: str) -> M
     except OSError:  # An incomplete folder; what it lacks is told below.
         return inspect_model(model_dir, dtype=dtype, device=device)
     path = cache_dir() / "inspections" / f"{name}.json"
+    if (info := _remembered(path)) is None:
+        with contextlib.suppress(OSError):
+            child = Child(__name__, Look(str(model_dir), dtype, device, str(path)))
+            try:
+                child.wait()
+            finally:
+                child.kill()
+        info = _remembered(path)
+    # Refused, or a cache that cannot be written: looking here tells all, and costs time alone.
+    return info or inspect_model(model_dir, dtype=dtype, device=device)
+
+
+def _remembered(path: Path) -> ModelInfo | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=ModelInfo, dec_hook=_path)
-    info = inspect_model(model_dir, dtype=dtype, device=device)
-    with contextlib.suppress(OSError):  # A cache that cannot be written costs time alone.
-        _keep(path, msgspec.json.encode(info, enc_hook=str))
-    return info
+    return None
 
 
 def _digest(model_dir: Path, asked: str) -> str:
@@ -70,3 +92,20 @@ def _keep(path: Path, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as draft:
         draft.write(content)
     Path(draft.name).replace(path)
+
+
+def main() -> None:
+    """The entry point of a process that looks, writes down what it saw, and gives torch back."""
+    parent = Parent()
+    look = parent.hear(Look)
+    parent.watch(lambda: os._exit(1), grace_s=1.0)
+    try:
+        info = inspect_model(Path(look.model_dir), dtype=look.dtype, device=look.device)
+        _keep(Path(look.path), msgspec.json.encode(info, enc_hook=str))
+    except (SnowskinError, OSError):
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

