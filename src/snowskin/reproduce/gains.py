@@ -119,6 +119,10 @@ def fast_gain(item: str, name: str, scale: Scale) -> Result:
         rows += [
             row(f"{system}, TBT {label}, requests/s", None, rate) for system, rate in rates.items()
         ]
+        rows += [
+            row(f"gain over {system}, TBT {label}", None, gain_of(rates[MOONCAKE], rates[system]))
+            for system in SYSTEMS
+        ]
     report = Report(
         item,
         tuple(rows),

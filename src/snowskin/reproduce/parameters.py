@@ -1,8 +1,8 @@
 """The one set of parameters of every reproduced table and figure, each with its ground.
 
 No item has values of its own beyond those that its paper states for it, and none was fitted to a
-result of the simulator (``docs/reproduction.md`` tells what was changed after a first run). What is
-not here is the default of ``WorldConfig``, ``ConductorConfig`` or ``CoupledConfig``, which state
+result of the simulator, but ``SYNTHETIC_LOAD``, which says so (``docs/reproduction.md`` tells what
+was changed after a first run). What is not here is the default of ``WorldConfig``, ``ConductorConfig`` or ``CoupledConfig``, which state
 their own grounds.
 """
 

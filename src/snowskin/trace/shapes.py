@@ -2,7 +2,7 @@
 
 Means and cache ratios are those that the papers print. What makes up the tool & agent and the
 synthetic workload, and how its sharing is spread, is counted from excerpts of the released files:
-187 requests in two stretches of 20 seconds from the middle of the hour of ``mooncake_trace.jsonl``,
+187 requests in two stretches of 15 seconds from the middle of the hour of ``mooncake_trace.jsonl``,
 and 180 from the beginning, the middle and the end of ``synthetic_trace.jsonl``.
 """
 
