@@ -1,12 +1,10 @@
-"""Connections to nodes, from the side of who asks: pooled, authenticated, with deadlines."""
+"""Connections to nodes, from the side of who asks: authenticated, with deadlines."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -31,13 +29,13 @@ from snowskin.store.objects.words import Located, NodeAddress
 from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_client
 from snowskin.transfer.paths import Path
 from snowskin.transfer.topology import pair_paths
-from snowskin.transfer.transports.tcp import TcpTransport
 from snowskin.transfer.wire import ConnectionEnded, limit_blocking, receive_exactly, tune
+
+if TYPE_CHECKING:
+    from snowskin.store.objects.routes import Route
 
 SILENCE_S = 3.0
 """A node that sends and takes nothing for so long is given up."""
-IDLE_LIMIT = 16
-"""Idle connections kept to one node."""
 
 
 class ChecksumFailed(ConnectionError):
@@ -237,95 +235,6 @@ class NodeChannel:
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()
-
-
-class Route:
-    """Idle connections to one process of a node. Safe to use from any thread.
-
-    Args:
-        connect: opens another one.
-    """
-
-    __slots__ = ("_connect", "_idle", "address", "is_open")
-
-    def __init__(self, address: NodeAddress, connect: Callable[[], NodeChannel]) -> None:
-        self.address = address
-        self.is_open = True
-        self._connect = connect
-        self._idle: list[NodeChannel] = []
-
-    def take(self) -> NodeChannel:
-        """A connection; an idle one may turn out to be dead.
-
-        Raises:
-            OSError, TransferFailed: the node cannot be reached.
-        """
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._connect()
-
-    def give_back(self, channel: NodeChannel) -> None:
-        """Keep a connection that is between two requests."""
-        if self.is_open and len(self._idle) < IDLE_LIMIT:
-            self._idle.append(channel)
-        else:
-            channel.close()
-
-    def close(self) -> None:
-        """Close what is idle, and whatever is given back from now on. Idempotent."""
-        self.is_open = False
-        while self._idle:
-            with contextlib.suppress(IndexError):
-                self._idle.pop().close()
-
-
-class Routes:
-    """The ways to all nodes.
-
-    Args:
-        transport: knows the paths to them and their health.
-    """
-
-    def __init__(self, cluster_key: bytes, transport: TcpTransport) -> None:
-        self._cluster_key = cluster_key
-        self._transport = transport
-        self._routes: dict[tuple[str, bool], Route] = {}
-        self._lock = threading.Lock()
-
-    def to(self, address: NodeAddress, *, unix: bool) -> Route:
-        """The way to a node, over its unix socket or TCP."""
-        route = self._routes.get((address.session, unix))
-        if route is None:
-            made = Route(address, partial(self._connect, address, unix=unix))
-            with self._lock:
-                route = self._routes.setdefault((address.session, unix), made)
-        return route
-
-    def forget(self, address: NodeAddress) -> None:
-        """A process of a node failed: close what was open to it."""
-        with self._lock:
-            gone = [self._routes.pop((address.session, unix), None) for unix in (False, True)]
-        for route in gone:
-            if route is not None:
-                route.close()
-        for path in self._transport.paths(address):
-            self._transport.forget(path)
-
-    def close(self) -> None:
-        """Close all idle connections."""
-        with self._lock:
-            routes, self._routes = self._routes, {}
-        for route in routes.values():
-            route.close()
-        self._transport.close()
-
-    def _connect(self, address: NodeAddress, *, unix: bool) -> NodeChannel:
-        links = self._transport.links
-        paths = links.in_order(self._transport.paths(address))
-        return NodeChannel.open(
-            address, self._cluster_key, unix=unix, paths=paths, failed=links.blame
-        )
 
 
 def _connect(paths: Sequence[Path], failed: Callable[[Path], object]) -> socket.socket:

@@ -23,6 +23,12 @@ class ObjectState(Enum):
     GONE = "gone"
 
 
+# A member that is looked up in its class costs as much as all else of an operation.
+_RESERVED, _COMMITTED = ObjectState.RESERVED, ObjectState.COMMITTED
+_LEAVING, _GONE = ObjectState.LEAVING, ObjectState.GONE
+_HARD = Pin.HARD
+
+
 class PoolObject:
     """An object in DRAM.
 
@@ -56,7 +62,7 @@ class PoolObject:
         self.digest = b""
         self.generation = 0
         self.uses = 0
-        self.state = ObjectState.RESERVED
+        self.state = _RESERVED
         self.demoting = False
         self.removed = False
         self.reply: tuple[memoryview, ...] | None = None
@@ -85,6 +91,13 @@ class ObjectPool:
         """A committed object. Counts as no use."""
         return self._held.get(key)
 
+    def acquire(self, key: str) -> PoolObject | None:
+        """A committed object, with one more use."""
+        item = self._held.get(key)
+        if item is not None:
+            self.use(item)
+        return item
+
     def is_reserved(self, key: str) -> bool:
         """Whether it is being written just now."""
         return key in self._reserved
@@ -112,27 +125,27 @@ class ObjectPool:
 
     def commit(self, item: PoolObject, digest: bytes) -> bool:
         """Let it be found from now on; False (and it is to be aborted) if the key is held."""
-        assert item.state is ObjectState.RESERVED, f"{item.key!r} is not reserved"
+        assert item.state is _RESERVED, f"{item.key!r} is not reserved"
         if item.key in self._held:
             return False
         del self._reserved[item.key]
         item.digest = digest
-        item.state = ObjectState.COMMITTED
+        item.state = _COMMITTED
         self._held[item.key] = item
-        if item.pin is not Pin.HARD:
+        if item.pin is not _HARD:
             self._policies[item.pin].insert(item.key)
         return True
 
     def abort(self, item: PoolObject) -> None:
         """Free an object that was never whole."""
-        assert item.state is ObjectState.RESERVED, f"{item.key!r} is not reserved"
+        assert item.state is _RESERVED, f"{item.key!r} is not reserved"
         del self._reserved[item.key]
         self._free(item)
 
     def use(self, item: PoolObject) -> None:
         """One more reader or lease; undone by ``unuse``."""
-        assert item.state is ObjectState.COMMITTED, f"{item.key!r} is not committed"
-        if item.pin is not Pin.HARD:
+        assert item.state is _COMMITTED, f"{item.key!r} is not committed"
+        if item.pin is not _HARD:
             policy = self._policies[item.pin]
             policy.touch(item.key)
             if item.uses == 0 and not item.demoting:
@@ -145,20 +158,20 @@ class ObjectPool:
         item.uses -= 1
         if item.uses:
             return False
-        if item.state is ObjectState.LEAVING:
+        if item.state is _LEAVING:
             self._free(item)
             return True
-        if item.pin is not Pin.HARD and not item.demoting:
+        if item.pin is not _HARD and not item.demoting:
             self._policies[item.pin].expose(item.key)
         return False
 
     def remove(self, item: PoolObject) -> bool:
         """Let it be found no more; whether its memory became free already."""
-        assert item.state is ObjectState.COMMITTED, f"{item.key!r} is not committed"
+        assert item.state is _COMMITTED, f"{item.key!r} is not committed"
         del self._held[item.key]
-        if item.pin is not Pin.HARD:
+        if item.pin is not _HARD:
             self._policies[item.pin].remove(item.key)
-        item.state = ObjectState.LEAVING
+        item.state = _LEAVING
         if item.uses:
             return False
         self._free(item)
@@ -166,12 +179,12 @@ class ObjectPool:
 
     def set_pin(self, item: PoolObject, pin: Pin) -> None:
         """Pin or unpin."""
-        if item.pin is pin or item.state is not ObjectState.COMMITTED:
+        if item.pin is pin or item.state is not _COMMITTED:
             return
-        if item.pin is not Pin.HARD:
+        if item.pin is not _HARD:
             self._policies[item.pin].remove(item.key)
         item.pin = pin
-        if pin is not Pin.HARD:
+        if pin is not _HARD:
             self._policies[pin].insert(item.key)
             if item.uses or item.demoting:
                 self._policies[pin].protect(item.key)
@@ -193,15 +206,15 @@ class ObjectPool:
         Its memory is free when it is removed.
         """
         item.demoting = False
-        if item.state is not ObjectState.COMMITTED:
+        if item.state is not _COMMITTED:
             return True
-        if item.uses or spare or item.pin is Pin.HARD:
-            if not item.uses and item.pin is not Pin.HARD:
+        if item.uses or spare or item.pin is _HARD:
+            if not item.uses and item.pin is not _HARD:
                 self._policies[item.pin].expose(item.key)
             return False
         self.remove(item)
         return True
 
     def _free(self, item: PoolObject) -> None:
-        item.state = ObjectState.GONE
+        item.state = _GONE
         self._allocator.free(item.extents)

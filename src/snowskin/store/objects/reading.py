@@ -12,10 +12,11 @@ from typing import TypeVar
 import numpy as np
 
 from snowskin.store.objects.asking import RETRY_S, MasterChannel
-from snowskin.store.objects.channels import Known, Route, Routes, read_request
+from snowskin.store.objects.channels import Known, read_request
 from snowskin.store.objects.entries import missing_message
 from snowskin.store.objects.errors import KeyMissing, ReplicaUnreachable
 from snowskin.store.objects.mapped import MappedNode, OnDisk
+from snowskin.store.objects.routes import Route, Routes
 from snowskin.store.objects.striped_read import StripedRead
 from snowskin.store.objects.wire import Operation, Request, Status
 from snowskin.store.objects.words import (
@@ -85,7 +86,7 @@ class Reading:
         known = self._known.get(key)
         if known is not None and known.route is not None:
             target = _fresh(known.size_bytes)
-            if self._read_at_once(known, known.route, target):
+            if self._read_again(known, known.route, target):
                 return target.toreadonly()
 
         def read(address: NodeAddress, known: Known) -> memoryview | None:
@@ -102,8 +103,10 @@ class Reading:
         """See ``StoreClient.get_into``."""
         known = self._known.get(key)
         if known is not None and known.route is not None:
-            size = known.size_bytes
-            if size <= len(view) and self._read_at_once(known, known.route, view[:size]):
+            size, room = known.size_bytes, len(view)
+            if size <= room and self._read_again(
+                known, known.route, view if size == room else view[:size]
+            ):
                 return size
 
         def read(address: NodeAddress, known: Known) -> int | None:
@@ -354,18 +357,17 @@ class Reading:
             return StripedRead(self._transport, address, known, first, target).fill()
         route = self._routes.to(address, unix=unix)
         if len(target) < known.size_bytes:
-            return _read_over(
-                route, read_request(known.key, first, len(target), known.digest), target
-            )
-        found = _read_over(route, known, target)
+            request = read_request(known.key, first, len(target), known.digest)
+            return route.read_ahead(request, target)
+        found = route.read_known(known, target)
         if found and not any(map(self._is_here_by_name, known.located.nodes)):
             known.route = route
         return found
 
-    def _read_at_once(self, known: Known, route: Route, target: memoryview) -> bool:
+    def _read_again(self, known: Known, route: Route, target: memoryview) -> bool:
         """Read an object the way that it was read before; False if that does not do any more."""
         try:
-            return route.is_open and _read_over(route, known, target)
+            return route.is_open and route.read_known(known, target)
         except (OSError, TransferFailed) as error:
             self._note_failure(route.address, error)
             return False
@@ -373,25 +375,6 @@ class Reading:
     def _is_here_by_name(self, name: str) -> bool:
         address = self._book.get(name)
         return address is None or self._is_here(address)
-
-
-def _read_over(route: Route, what: Known | bytes, target: memoryview) -> bool:
-    """Fill ``target`` with an object, or what a request asks; False if it is not there.
-
-    Raises:
-        OSError, TransferFailed: the node cannot be reached, or broke off.
-    """
-    channel = route.take()
-    try:
-        if isinstance(what, bytes):
-            is_whole = channel.read_ahead(what, target)[1]
-        else:
-            is_whole = channel.read_known(what, target)
-    except BaseException:
-        channel.close()
-        raise
-    route.give_back(channel)
-    return is_whole
 
 
 def _fresh(size_bytes: int) -> memoryview:

@@ -163,10 +163,7 @@ class ObjectStore:
     def acquire(self, key: str) -> PoolObject | None:
         """A committed object, in use until ``release``."""
         with self._lock:
-            item = self._pool.get(key)
-            if item is not None:
-                self._pool.use(item)
-            return item
+            return self._pool.acquire(key)
 
     def release(self, item: PoolObject, *, read_bytes: int = 0) -> None:
         """Undo one ``acquire``, or the use that ``commit`` began; so many bytes were read."""
