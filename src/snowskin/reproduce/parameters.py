@@ -2,8 +2,8 @@
 
 No item has values of its own beyond those that its paper states for it, and none was fitted to a
 result of the simulator, but ``SYNTHETIC_LOAD``, which says so (``docs/reproduction.md`` tells what
-was changed after a first run). What is not here is the default of ``WorldConfig``, ``ConductorConfig`` or ``CoupledConfig``, which state
-their own grounds.
+was changed after a first run). What is not here is the default of ``WorldConfig``,
+``ConductorConfig`` or ``CoupledConfig``, which state their own grounds.
 """
 
 from __future__ import annotations
