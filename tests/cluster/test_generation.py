@@ -146,7 +146,7 @@ def test_seventeen_concurrent_requests_get_the_text_they_would_get_alone(
 
 
 def test_a_partly_evicted_prefix_is_computed_anew_from_where_it_breaks(
-    live: LiveCluster, oracle: Oracle
+    live: LiveCluster, oracle: Oracle, setup: Setup
 ) -> None:
     prompt = tiny.prompt_tokens(400, seed=7)
     live.ask(prompt, output_tokens=2)
@@ -157,7 +157,9 @@ def test_a_partly_evicted_prefix_is_computed_anew_from_where_it_breaks(
             break
     answer = live.ask(prompt, output_tokens=OUTPUT_TOKENS)
     assert answer.tokens == greedy(oracle, prompt)
-    assert 0 < answer.cached_tokens <= cached < 400
+    assert answer.cached_tokens <= cached < 400
+    # Of two nodes the one that holds nothing may be predicted to be the faster.
+    assert answer.cached_tokens > 0 or setup.prefill > 1
 
 
 def test_tenants_with_different_salts_share_nothing(live: LiveCluster) -> None:
