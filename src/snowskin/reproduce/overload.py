@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from snowskin.measure.records import Slo
+from snowskin.measure.records import Ending, Slo
 from snowskin.reproduce import paper
 from snowskin.reproduce import parameters as p
 from snowskin.reproduce.gains import within_per_token
@@ -79,6 +79,13 @@ def effective_ratio(outcome: Outcome) -> float:
     return sum(map(keeps, outcome.records)) / len(outcome.records)
 
 
+def _served(outcome: Outcome) -> float:
+    """Prompt tokens of the completed requests / of all."""
+    records = outcome.records
+    served = sum(each.prompt_tokens for each in records if each.ending is Ending.COMPLETED)
+    return served / sum(each.prompt_tokens for each in records)
+
+
 def _rejection_rows(outcomes: dict[str, Outcome], case: str, is_papers: bool) -> list[Row]:
     rows: list[Row] = []
     base = _share(outcomes[ADMISSIONS[0]])
@@ -99,6 +106,7 @@ def _rejection_rows(outcomes: dict[str, Outcome], case: str, is_papers: bool) ->
         rows.append(row(f"{case}, {name}, effective, ratio", None, effective_ratio(outcome)))
         by_fast = outcome.summary["effective_ratio"]
         rows.append(row(f"{case}, {name}, effective by FAST's TBT, ratio", None, by_fast))
+        rows.append(row(f"{case}, {name}, prompt tokens served, ratio", None, _served(outcome)))
     return rows
 
 
