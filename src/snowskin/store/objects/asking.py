@@ -99,7 +99,8 @@ class MasterChannel:
 
     def ask_any(self, question: Question) -> Reply:
         """The answer, of whichever kind but Refusal and Warming; see ``ask``."""
-        return self.ask_all((question,))[0]
+        reply = self._ask_at_once(question)
+        return self.ask_all((question,))[0] if reply is None else reply
 
     def ask_all(self, questions: Sequence[Question]) -> list[Reply]:
         """The answers to several questions of the same kind; see ``ask``."""
@@ -109,10 +110,7 @@ class MasterChannel:
             problem: Exception | None = None
             try:
                 connection = self._take()
-                if len(questions) == 1:
-                    replies = [connection.ask(questions[0])]
-                else:
-                    replies = connection.ask_all(questions)
+                replies = connection.ask_all(questions)
             except NotAuthenticated:
                 raise
             except (OSError, TransferFailed, msgspec.MsgspecError) as error:
@@ -138,6 +136,24 @@ class MasterChannel:
                     "or correct its address"
                 ) from problem
             time.sleep(RETRY_S)
+
+    def _ask_at_once(self, question: Question) -> Reply | None:
+        """The usual case without ado: one question, over an idle connection; None: try in full."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return None
+        try:
+            reply = connection.ask(question)
+        except (OSError, msgspec.MsgspecError):
+            connection.close()
+            self._drop_idle()
+            return None
+        except BaseException:
+            connection.close()
+            raise
+        self._give_back(connection)
+        return None if type(reply) is Warming else _checked(reply)
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -13,17 +13,15 @@ LENGTH = struct.Struct("<I")
 FRAME_LIMIT_BYTES = 16 << 20
 RECEIVE_BYTES = 256 << 10
 
-_encoder = msgspec.msgpack.Encoder()
+_encode = msgspec.msgpack.Encoder().encode
 decode_question = msgspec.msgpack.Decoder(Question).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def frame(message: msgspec.Struct) -> bytes:
     """A message as it goes over the wire."""
-    buffer = bytearray(4)
-    _encoder.encode_into(message, buffer, 4)
-    LENGTH.pack_into(buffer, 0, len(buffer) - 4)
-    return bytes(buffer)
+    packed = _encode(message)
+    return LENGTH.pack(len(packed)) + packed
 
 
 class FrameReader:
@@ -43,19 +41,23 @@ class FrameReader:
             BlockingIOError: the socket's own receive timeout passed.
             ConnectionError: the connection ended, or sent what is no frame.
         """
-        self._want(4)
+        if self._start == self._end:
+            self._start, self._end = 0, self._connection.recv_into(self._buffer)
+            if not self._end:
+                raise ConnectionError("the other end closed the connection")
+        if self._end - self._start < 4:
+            self._want(4)
         (length,) = LENGTH.unpack_from(self._buffer, self._start)
         if length > FRAME_LIMIT_BYTES:
             raise ConnectionError(f"a frame of {length} bytes is over the limit")
-        self._want(4 + length)
+        if self._end - self._start < 4 + length:
+            self._want(4 + length)
         begin = self._start + 4
         self._start = begin + length
         return self._view[begin : self._start]
 
     def _want(self, count: int) -> None:
         """Have so many unread bytes in one piece."""
-        if self._start == self._end:
-            self._start = self._end = 0
         if self._start + count > len(self._buffer):
             unread = bytes(self._view[self._start : self._end])
             if count > len(self._buffer):

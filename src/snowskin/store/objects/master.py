@@ -212,8 +212,12 @@ class Master:
 
     def _handle(self, caller: _Caller, question: Question) -> None:
         if type(question) is Exists:
-            known = question.key in self.catalog.readable
-            self._say(caller, Answer(known) if known or self._is_warm else Warming())
+            if question.key in self.catalog.readable:
+                self._send(caller, _YES)
+            elif self._is_warm:
+                self._send(caller, _NO)
+            else:
+                self._say(caller, Warming())
             return
         if type(question) in _OF_NODES:
             self._hear_node(caller, question)
@@ -332,7 +336,9 @@ class Master:
 
     def _say(self, caller: _Caller, message: Reply) -> None:
         """Send without waiting; what the caller does not take now goes later."""
-        packed = frame(message)
+        self._send(caller, frame(message))
+
+    def _send(self, caller: _Caller, packed: bytes) -> None:
         if caller.unsent:
             caller.unsent += packed
             if len(caller.unsent) > UNSENT_LIMIT_BYTES:
@@ -377,4 +383,5 @@ class Master:
         self._poll.close()
 
 
+_YES, _NO = frame(Answer(True)), frame(Answer(False))
 _OF_NODES = frozenset({Join, Report, Joined, Usage, CommandEnded})
