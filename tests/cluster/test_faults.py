@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from snowskin.cluster.flight import Flight
+from snowskin.conductor.journal import read_journal, replay
+from snowskin.terms.commands import HoldRequest
 from snowskin.terms.errors import Overloaded, RequestFailed
 from snowskin.terms.ids import NodeId
 from snowskin.terms.serving import NodeState, NodeStatus, RequestState
@@ -208,11 +210,12 @@ def test_two_hundred_requests_beyond_the_bound_are_turned_away_and_the_others_se
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_the_loss_of_the_only_node_of_a_role_costs_no_request_without_a_token(
-    role: str, model_dir: Path
+    role: str, model_dir: Path, tmp_path: Path
 ) -> None:
+    record = tmp_path / "journal"
     prompts = [tiny.prompt_tokens(700, seed=700 + i) for i in range(4)]
     late = tiny.prompt_tokens(30, seed=710)
-    with live_cluster(model_dir) as live:
+    with live_cluster(model_dir, journal=str(record)) as live:
         victim = NodeId(f"{role}-0")
 
         async def killing() -> list[object]:
@@ -240,3 +243,8 @@ def test_the_loss_of_the_only_node_of_a_role_costs_no_request_without_a_token(
                 assert getattr(answer, "tokens", answer) == expected
         eventually(lambda: idle(live), "nothing left in flight")
         eventually(lambda: no_pins(live), "no slot reserved but uncommitted")
+    with record.open("rb") as stream:
+        header, entries = read_journal(stream)
+        told = list(entries)
+    assert any(isinstance(c, HoldRequest) for entry in told for c in entry.commands)
+    assert replay(header, told) is None
