@@ -87,7 +87,7 @@ def _prefill_table(told: Explanation) -> Table:
 
 
 def _decode_table(told: Explanation) -> Table:
-    table = Table(title="decode candidates (predicted, with this request)", title_justify="left")
+    table = Table(title="decode candidates (with it, predicted)", title_justify="left")
     table.add_column("node", no_wrap=True)
     for column in ("sequences", "context", "step"):
         table.add_column(column, justify="right")
