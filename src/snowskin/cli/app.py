@@ -9,6 +9,7 @@ import typer
 
 import snowskin
 from snowskin.cli import bench, explain, profile, reproduce, serve, simulate, store, trace
+from snowskin.cli.compiled import refuse_stale_modules
 from snowskin.terms.errors import SnowskinError
 
 app = typer.Typer(
@@ -48,6 +49,7 @@ def _root(
 def main() -> None:
     """The entry point: what a user can mend becomes one clear line, and exit status 2."""
     try:
+        refuse_stale_modules()
         app()
     except SnowskinError as error:
         _fail(str(error))
