@@ -223,7 +223,8 @@ class StoreClient:
     def get_many(self, keys: Sequence[str]) -> dict[str, memoryview | None]:
         """Several objects, with one question to the master; None for those that are missing.
 
-        Objects of other hosts are asked for many at a time.
+        Objects of other hosts are asked for many at a time. Such share memory, 16 MiB or the size
+        of the last of them more: it stays as long as one of them is in use.
 
         Raises:
             ReplicaUnreachable: see ``get``.
