@@ -33,5 +33,6 @@ def test_many_puts_and_gets_at_once_from_one_loop(store):
             assert bytes(await client.get_range("key-2", 5, 5)) == values["key-2"][5:10]
             assert await client.size("key-2") == 20_000
             assert (await client.stat()).objects == 19
+            assert await client.path_stat() == ()
 
     asyncio.run(work())

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from snowskin.store.objects.client import ObjectInfo, PinName, StoreClient
 from snowskin.store.objects.words import StoreStat, TransferStatus
 from snowskin.store.objects.writing import PutResult
+from snowskin.transfer.paths import PathStat
 
 _T = TypeVar("_T")
 
@@ -104,6 +105,10 @@ class AsyncStoreClient:
     async def stat(self) -> StoreStat:
         """See ``StoreClient.stat``."""
         return await self._call(self._client.stat)
+
+    async def path_stat(self) -> tuple[PathStat, ...]:
+        """See ``StoreClient.path_stat``."""
+        return self._client.path_stat()
 
     async def remove(self, key: str) -> None:
         """See ``StoreClient.remove``."""
