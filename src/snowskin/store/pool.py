@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from snowskin.store.runs import EvictionOrder, Run, shared_count
+from snowskin.store.runs import Run, make_order, shared_count
 from snowskin.terms.events import PlacedBlock
 from snowskin.terms.ids import BlockKey, SlotIndex
 
@@ -96,7 +96,7 @@ class BlockPool:
         self._reserved_count = 0
         """Each reserved slot is pinned once: nobody but who reserved it knows of it."""
         self._held: dict[BlockKey, Run] = {}
-        self._order = EvictionOrder(eviction)
+        self._order = make_order(eviction)
         # The lowest free slot first: neighbours are copied in one piece. Slots from
         # ``_untouched`` on were never in use.
         self._free: list[int] = []
@@ -376,14 +376,8 @@ class BlockPool:
 
     def _split(self, run: Run, at: int) -> Run:
         """Part a run after ``at`` blocks; the later part."""
-        is_exposed = run.turn > 0
-        if is_exposed:
-            self._order.protect(run)
-        rest = run.cut(at)
+        rest = self._order.split(run, at)
         self._held.update(dict.fromkeys(rest.keys, rest))
-        if is_exposed:
-            self._order.enter(run)
-            self._order.enter(rest)
         return rest
 
     def _tell(self, change: Change) -> None:

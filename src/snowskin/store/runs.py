@@ -8,6 +8,7 @@ block. Where fates part, a run is split.
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from typing import Any
 
 from snowskin.store.eviction import POLICIES
@@ -43,12 +44,18 @@ class Run:
         "exposed_at",
         "keys",
         "leases",
+        "newer",
         "offset",
+        "older",
         "pins",
         "slots",
         "turn",
         "uses",
     )
+
+    older: Run
+    newer: Run
+    """Its neighbours, where runs stand in line (``ByRecency``)."""
 
     def __init__(
         self, keys: tuple[BlockKey, ...], slots: tuple[SlotIndex, ...], depth: int
@@ -64,12 +71,12 @@ class Run:
         """Where it began in the run that it was split from: of those the later part goes first."""
         self.exposed_at = 0
         self.turn = 0
-        """Of its entry in the order of eviction; 0 while it is pinned or leased."""
+        """Counts entries into the order of eviction; 0 while it is pinned or leased."""
 
     def cut(self, at: int) -> Run:
         """Keep the first ``at`` blocks; the others, with the same history, as a run of their own.
 
-        Neither part is in the order of eviction: who cuts an exposed run enters them again.
+        The rest is not in the order of eviction.
         """
         rest = Run(self.keys[at:], self.slots[at:], self.depth + at)
         rest.pins, rest.leases, rest.uses = self.pins, self.leases, self.uses
@@ -78,42 +85,134 @@ class Run:
         return rest
 
 
-class EvictionOrder:
+class EvictionOrder(ABC):
     """Which blocks of exposed runs go first: block for block as ``store.eviction`` has it.
 
     Where those remember single keys, this remembers runs: the blocks of a run have one rank, and
-    the deepest goes first. Each operation takes O(log of the number of runs).
-
-    Raises:
-        InvalidInput: there is no such policy.
+    the deepest goes first.
     """
 
-    def __init__(self, policy: str) -> None:
-        if policy not in POLICIES:
-            raise InvalidInput(f"no eviction policy {policy!r}; choose from {', '.join(POLICIES)}")
-        self._by_uses = policy != "lru"
-        self._by_depth = policy == "length-aware"
-        self._heap: list[Entry] = []
-        """Entries that are no run's any more are dropped when they come first."""
-        self._runs = 0
+    def __init__(self) -> None:
         self._clock = 0
-        self._turns = 0
         self.block_count = 0
         """How many blocks may be evicted."""
 
+    @abstractmethod
     def expose(self, run: Run) -> None:
         """A run may be evicted from now on; it counts as just used, but not once more."""
+
+    @abstractmethod
+    def protect(self, run: Run) -> None:
+        """An exposed run may not be evicted for now."""
+
+    @abstractmethod
+    def split(self, run: Run, at: int) -> Run:
+        """Part a run, exposed or not, after ``at`` blocks; the later part."""
+
+    @abstractmethod
+    def next_run(self) -> tuple[Run, int]:
+        """The exposed run to evict from, and how many of its last blocks go before any other."""
+
+    def take_last(self, run: Run, count: int) -> Run:
+        """Part the last ``count`` blocks of an exposed run from it: they are out of the order."""
+        taken = self.split(run, len(run.keys) - count) if count < len(run.keys) else run
+        self.protect(taken)
+        return taken
+
+
+class ByRecency(EvictionOrder):
+    """LRU: runs stand in line in the order of their exposure. Every operation takes O(1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends = Run((), (), 0)
+        """Newer than the newest, and older than the oldest."""
+        self._ends.older = self._ends.newer = self._ends
+
+    def expose(self, run: Run) -> None:
+        """It is the newest."""
+        self._clock += 1
+        run.turn = self._clock
+        self._put_before(self._ends, run)
+        self.block_count += len(run.keys)
+
+    def protect(self, run: Run) -> None:
+        """It leaves the line."""
+        run.older.newer, run.newer.older = run.newer, run.older
+        # Nothing that is gone may be kept alive by an old neighbour.
+        run.older = run.newer = self._ends
+        run.turn = 0
+        self.block_count -= len(run.keys)
+
+    def split(self, run: Run, at: int) -> Run:
+        """The later part goes just before the other."""
+        rest = run.cut(at)
+        if run.turn:
+            rest.turn = run.turn
+            self._put_before(run, rest)
+        return rest
+
+    def next_run(self) -> tuple[Run, int]:
+        """The oldest."""
+        run = self._ends.newer
+        assert run is not self._ends, "no run may be evicted"
+        return run, len(run.keys)
+
+    def _put_before(self, newer: Run, run: Run) -> None:
+        run.older, run.newer = newer.older, newer
+        run.older.newer = newer.older = run
+
+
+class ByRank(EvictionOrder):
+    """LFU, and length-aware: by a heap. Each operation takes O(log of the number of runs)."""
+
+    def __init__(self, *, by_depth: bool) -> None:
+        super().__init__()
+        self._by_depth = by_depth
+        self._heap: list[Entry] = []
+        """Entries that are no run's any more are dropped when they come first."""
+        self._runs = 0
+        self._turns = 0
+
+    def expose(self, run: Run) -> None:
+        """It goes behind its equals."""
         self._clock += 1
         run.exposed_at = self._clock
-        self.enter(run)
+        self._enter(run)
 
-    def enter(self, run: Run) -> None:
-        """Give a run its place by what it remembers of its use."""
+    def protect(self, run: Run) -> None:
+        """Its entry is void."""
+        run.turn = 0
+        self._runs -= 1
+        self.block_count -= len(run.keys)
+
+    def split(self, run: Run, at: int) -> Run:
+        """Both parts get their places by what they remember of their use."""
+        is_exposed = run.turn > 0
+        if is_exposed:
+            self.protect(run)
+        rest = run.cut(at)
+        if is_exposed:
+            self._enter(run)
+            self._enter(rest)
+        return rest
+
+    def next_run(self) -> tuple[Run, int]:
+        """The least used; by depth, only its last block goes before any other."""
+        heap = self._heap
+        while True:
+            entry = heap[0]
+            run = entry[5]
+            if run.turn == entry[4]:
+                return run, 1 if self._by_depth else len(run.keys)
+            heapq.heappop(heap)
+
+    def _enter(self, run: Run) -> None:
         keys = run.keys
         self._turns += 1
         run.turn = self._turns
         entry = (
-            run.uses if self._by_uses else 0,
+            run.uses,
             1 - run.depth - len(keys) if self._by_depth else 0,
             run.exposed_at,
             -run.offset,
@@ -130,34 +229,13 @@ class EvictionOrder:
         else:
             heapq.heappush(heap, entry)
 
-    def protect(self, run: Run) -> None:
-        """An exposed run may not be evicted for now."""
-        run.turn = 0
-        self._runs -= 1
-        self.block_count -= len(run.keys)
 
-    def next_run(self) -> tuple[Run, int]:
-        """The exposed run to evict from, and how many of its last blocks go before any other."""
-        heap = self._heap
-        while True:
-            entry = heap[0]
-            run = entry[5]
-            if run.turn == entry[4]:
-                return run, 1 if self._by_depth else len(run.keys)
-            heapq.heappop(heap)
+def make_order(policy: str) -> EvictionOrder:
+    """An empty order, by the policy's name.
 
-    def take_last(self, run: Run, count: int) -> Run:
-        """Part the last ``count`` blocks of an exposed run from it: they are out of the order."""
-        rest_count = len(run.keys) - count
-        if not rest_count:
-            self.protect(run)
-            return run
-        if self._by_depth:
-            self.protect(run)
-            taken = run.cut(rest_count)
-            self.enter(run)
-        else:
-            # The rest keeps its place.
-            taken = run.cut(rest_count)
-            self.block_count -= count
-        return taken
+    Raises:
+        InvalidInput: there is no such policy.
+    """
+    if policy not in POLICIES:
+        raise InvalidInput(f"no eviction policy {policy!r}; choose from {', '.join(POLICIES)}")
+    return ByRecency() if policy == "lru" else ByRank(by_depth=policy == "length-aware")
