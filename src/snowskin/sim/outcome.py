@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from snowskin.measure.latency import tail_count
 from snowskin.measure.records import Costs, Ending, RequestRecord, Slo, summarise
@@ -75,20 +74,11 @@ def _tbt_s(stay: Stay, waited_s: float, steps: dict[int, Floats]) -> float:
     durations = steps.get(id(stay.batch))
     if durations is None:
         durations = steps[id(stay.batch)] = stay.batch.step_durations()
-    own = durations[stay.first_step : stay.end_step]
-    joining_s = waited_s + float(own[0])
-    count = tail_count(len(own))
-    if len(own) == 1:
-        return joining_s
-    rest = own[1:]
-    if joining_s >= float(rest.max()):
-        count -= 1
-        longest = np.partition(rest, len(rest) - count)[len(rest) - count :] if count else rest[:0]
-        return (joining_s + float(longest.sum())) / (count + 1)
-    everything = own.copy()
-    everything[0] = joining_s
-    longest = np.partition(everything, len(everything) - count)[len(everything) - count :]
-    return float(longest.sum()) / count
+    intervals_s = durations[stay.first_step : stay.end_step].copy()
+    intervals_s[0] += waited_s
+    count = tail_count(len(intervals_s))
+    intervals_s.partition(len(intervals_s) - count)
+    return float(intervals_s[len(intervals_s) - count :].sum()) / count
 
 
 def summary_of(world: World, records: list[RequestRecord]) -> dict[str, Any]:
