@@ -38,7 +38,7 @@ class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
     tbt_s: float
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """Why a request went where it went, or was turned away.
 
     Candidates stand in node order; of a large fleet only the best are listed, and the chosen ones.
@@ -53,14 +53,14 @@ class Decision(msgspec.Struct, frozen=True):
     tbt_s: float
 
 
-class Fetch(msgspec.Struct, frozen=True):
+class Fetch(msgspec.Struct, frozen=True, gc=False):
     """A prefix to be read from a peer before prefill: ``blocks`` follow the local prefix."""
 
     source: NodeId
     blocks: tuple[PlacedBlock, ...]
 
 
-class StartPrefill(msgspec.Struct, frozen=True, tag=True):
+class StartPrefill(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Place the request: queue it on ``prefill``, and let ``decode`` take its KV from there.
 
     A second one for the same request takes the place of the first, whose node was lost before any
@@ -85,7 +85,7 @@ class RejectCause(StrEnum):
     NO_NODE = "no-node"
 
 
-class RejectRequest(msgspec.Struct, frozen=True, tag=True):
+class RejectRequest(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Turn the request away (HTTP 429).
 
     Under the baseline admission it may come right after PrefillFinished; then the request's nodes
@@ -99,7 +99,7 @@ class RejectRequest(msgspec.Struct, frozen=True, tag=True):
     decision: Decision
 
 
-class FailRequest(msgspec.Struct, frozen=True, tag=True):
+class FailRequest(msgspec.Struct, frozen=True, tag=True, gc=False):
     """End an admitted request with an error, and free what it holds on ``nodes``."""
 
     request: RequestId
@@ -107,7 +107,7 @@ class FailRequest(msgspec.Struct, frozen=True, tag=True):
     nodes: tuple[NodeId, ...]
 
 
-class HoldRequest(msgspec.Struct, frozen=True, tag=True):
+class HoldRequest(msgspec.Struct, frozen=True, tag=True, gc=False):
     """No node can take the request now: it waits, and what it holds on any node is to be freed.
 
     A ``StartPrefill``, ``RejectRequest`` or ``FailRequest`` follows, within a bounded time.
@@ -118,7 +118,7 @@ class HoldRequest(msgspec.Struct, frozen=True, tag=True):
     """Without candidates; its reason says what is waited for."""
 
 
-class GrantLease(msgspec.Struct, frozen=True, tag=True):
+class GrantLease(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Keep these blocks on ``node`` until ``duration_s`` from now: a peer is about to read them."""
 
     node: NodeId
@@ -127,7 +127,7 @@ class GrantLease(msgspec.Struct, frozen=True, tag=True):
     duration_s: float
 
 
-class EndLease(msgspec.Struct, frozen=True, tag=True):
+class EndLease(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The lease of this request's fetch on ``node`` is over early."""
 
     node: NodeId

@@ -24,7 +24,7 @@ class PlacedBlock(msgspec.Struct, frozen=True, gc=False):
     generation: int
 
 
-class NodeJoined(msgspec.Struct, frozen=True, tag=True):
+class NodeJoined(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A node is up and ready for work."""
 
     node: NodeId
@@ -37,13 +37,13 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
     """Tokens of KV that fit its device memory (the whole running batch)."""
 
 
-class NodeLost(msgspec.Struct, frozen=True, tag=True):
+class NodeLost(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A node died or left; all that it held is gone."""
 
     node: NodeId
 
 
-class RequestArrived(msgspec.Struct, frozen=True, tag=True):
+class RequestArrived(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A client's request, hashed and ready to be placed."""
 
     request: RequestId
@@ -52,7 +52,7 @@ class RequestArrived(msgspec.Struct, frozen=True, tag=True):
     output_limit_tokens: int
 
 
-class PrefillStarted(msgspec.Struct, frozen=True, tag=True):
+class PrefillStarted(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The prefill node took the request from its queue; ``reused_tokens`` it really found."""
 
     request: RequestId
@@ -60,7 +60,7 @@ class PrefillStarted(msgspec.Struct, frozen=True, tag=True):
     reused_tokens: int
 
 
-class PrefillFinished(msgspec.Struct, frozen=True, tag=True):
+class PrefillFinished(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The first token is out (TTFT ends).
 
     ``prefill_s`` is the engine's time that it cost since PrefillStarted; of passes that several
@@ -72,7 +72,7 @@ class PrefillFinished(msgspec.Struct, frozen=True, tag=True):
     prefill_s: float
 
 
-class KvLanded(msgspec.Struct, frozen=True, tag=True):
+class KvLanded(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The decode node holds the whole prompt's KV; the prefill node may let go of it."""
 
     request: RequestId
@@ -81,7 +81,7 @@ class KvLanded(msgspec.Struct, frozen=True, tag=True):
     transfer_s: float
 
 
-class DecodeStarted(msgspec.Struct, frozen=True, tag=True):
+class DecodeStarted(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The request joined the running batch of its decode node."""
 
     request: RequestId
@@ -96,7 +96,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-class RequestFinished(msgspec.Struct, frozen=True, tag=True):
+class RequestFinished(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A request left the system and holds nothing any more."""
 
     request: RequestId
@@ -104,7 +104,7 @@ class RequestFinished(msgspec.Struct, frozen=True, tag=True):
     output_tokens: int
 
 
-class BlocksCommitted(msgspec.Struct, frozen=True, tag=True):
+class BlocksCommitted(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A node holds these blocks whole and readable: column by column, they come by the dozen."""
 
     node: NodeId
@@ -119,7 +119,7 @@ class BlocksCommitted(msgspec.Struct, frozen=True, tag=True):
         return tuple(map(PlacedBlock, self.keys, self.slots, self.generations))
 
 
-class BlocksEvicted(msgspec.Struct, frozen=True, tag=True):
+class BlocksEvicted(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A node no longer holds these blocks on this tier."""
 
     node: NodeId
@@ -127,7 +127,7 @@ class BlocksEvicted(msgspec.Struct, frozen=True, tag=True):
     keys: tuple[BlockKey, ...]
 
 
-class FetchFinished(msgspec.Struct, frozen=True, tag=True):
+class FetchFinished(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A prefill node's fetch of a prefix from a peer ended; fewer blocks than asked is a miss."""
 
     request: RequestId
@@ -138,7 +138,7 @@ class FetchFinished(msgspec.Struct, frozen=True, tag=True):
     transfer_s: float
 
 
-class IncomingTraffic(msgspec.Struct, frozen=True):
+class IncomingTraffic(msgspec.Struct, frozen=True, gc=False):
     """What a node sees of its link from a peer, over all paths between them."""
 
     peer: NodeId
@@ -149,7 +149,7 @@ class IncomingTraffic(msgspec.Struct, frozen=True):
     latency_s: float | None = None
 
 
-class NodeReported(msgspec.Struct, frozen=True, tag=True):
+class NodeReported(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A node's regular word of its load."""
 
     node: NodeId
@@ -163,7 +163,7 @@ class NodeReported(msgspec.Struct, frozen=True, tag=True):
     """One entry for each peer that it is reading from, or has read from of late."""
 
 
-class TimePassed(msgspec.Struct, frozen=True, tag=True):
+class TimePassed(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The moment that ``next_wakeup_s`` named has come, and nothing else happened."""
 
 
