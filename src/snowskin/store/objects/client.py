@@ -56,7 +56,8 @@ _PINS = {"none": Pin.NONE, "soft": Pin.SOFT, "hard": Pin.HARD}
 PREFIX_LIMIT = 100_000
 DEFAULT_MASTER = "127.0.0.1:7411"
 STRIPE_LEAST_BYTES = 2 << 20
-"""No further path is used for less than so much: below it, one alone was faster on loopback."""
+"""No further path is used for less than so much. A further one costs about 0.1 ms, as measured with
+two addresses of a two-core machine, where it gains nothing: there is no second NIC."""
 LOCATION = "cpu:0"
 """Of a topology, the memory that objects come to."""
 
