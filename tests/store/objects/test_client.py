@@ -15,8 +15,10 @@ from snowskin.store import (
     MasterUnreachable,
     PoolFullError,
     StoreClient,
+    StoreRefused,
     StoreTimeout,
 )
+from snowskin.store.objects.serving import LEASES_LIMIT
 from snowskin.store.objects.store import digest_of
 from snowskin.store.objects.words import TransferState
 from snowskin.terms.errors import InvalidInput
@@ -162,6 +164,19 @@ def test_a_view_keeps_its_bytes_while_the_node_evicts_all_else(store):
     assert store.nodes["node-0"].store.usage().objects >= 3
 
 
+def test_beyond_the_most_leases_objects_are_copied_and_earlier_views_stay(store):
+    node = store.node()
+    client = store.client()
+    value = content(256 << 10)
+    client.put("large", value)
+    views = [client.get("large") for _ in range(LEASES_LIMIT)]
+    copies = [client.get("large") for _ in range(3)]
+    assert node.usage().leases == LEASES_LIMIT
+    assert copies == [value] * 3
+    del copies[:], views[100:]
+    wait_until(lambda: node.usage().leases == 100)
+
+
 def test_pinned_objects_stay_and_a_pool_of_them_is_full(store, client):
     store.nodes["node-0"].stop()
     wait_until(lambda: not client.stat().nodes)
@@ -222,6 +237,27 @@ def test_an_absent_master_is_named_with_its_remedy():
         pytest.raises(MasterUnreachable, match="snowskin store master"),
     ):
         client.exists("key")
+
+
+def test_a_closed_client_says_so_and_opens_nothing_any_more(client):
+    client.put("key", b"value")
+    assert bytes(client.get("key")) == b"value"
+    client.close()
+    for ask in (
+        lambda: client.get("key"),
+        lambda: client.get_many(["key"]),
+        lambda: client.get_into("key", bytearray(5)),
+        lambda: client.put("other", b"value"),
+        lambda: client.exists("key"),
+    ):
+        with pytest.raises(StoreRefused, match="closed"):
+            ask()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, 1e-9, 1e30, float("inf"), float("nan")])
+def test_times_that_sockets_cannot_be_told_are_refused(timeout_s):
+    with pytest.raises(InvalidInput, match="timeout_s"):
+        StoreClient(timeout_s=timeout_s)
 
 
 def test_threads_share_a_client(client):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import threading
 import time
 from collections.abc import Sequence
 from typing import TypeVar
@@ -83,13 +82,13 @@ class MasterChannel:
         self._cluster_key = cluster_key
         self._timeout_s = timeout_s
         self._idle: list[MasterConnection] = []
-        self._lock = threading.Lock()
+        self._is_open = True
 
     def ask(self, question: Question, kind: type[_T]) -> _T:
         """The answer, which is of this kind.
 
         Raises:
-            StoreError: the master refused, by the error's name.
+            StoreError: the master refused, by the error's name; or the channel is closed.
             MasterUnreachable: it did not answer in time.
         """
         reply = self.ask_any(question)
@@ -156,16 +155,19 @@ class MasterChannel:
         return None if type(reply) is Warming else _checked(reply)
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections, and refuse whatever is asked from now on."""
+        self._is_open = False
         self._drop_idle()
 
     def _take(self) -> MasterConnection:
+        if not self._is_open:
+            raise StoreRefused("this client is closed; make another one")
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         return MasterConnection(self.address, self._cluster_key, self._timeout_s)
 
     def _give_back(self, connection: MasterConnection) -> None:
-        if len(self._idle) < IDLE_LIMIT:
+        if self._is_open and len(self._idle) < IDLE_LIMIT:
             self._idle.append(connection)
         else:
             connection.close()

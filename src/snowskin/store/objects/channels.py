@@ -68,6 +68,8 @@ class NodeChannel:
         self.connection = connection
         self._head = bytearray(REPLY_BYTES)
         self._head_view = memoryview(self._head)
+        self._ahead = b""
+        """Came behind an answer without bytes: the next answers."""
 
     @classmethod
     def open(
@@ -169,6 +171,7 @@ class NodeChannel:
         reply = unpack_reply(self._head)
         have = received - REPLY_BYTES
         if reply.status != Status.OK:
+            self._ahead = bytes(target[:have]) + self._ahead
             return reply, False
         if reply.length_bytes != len(target) or have > len(target):
             raise ConnectionError("the object has another size than expected")
@@ -192,7 +195,10 @@ class NodeChannel:
             ChecksumFailed, OSError: one failed; of the others, too, nothing is known.
         """
         self.connection.sendall(b"".join(known.request for known in objects))
-        return list(map(self._take_known, objects, targets))
+        return [
+            self._take_ahead(target) if self._ahead else self._take_known(known, target)
+            for known, target in zip(objects, targets, strict=True)
+        ]
 
     def read_known(self, known: Known, target: memoryview) -> bool:
         """Read a whole object into a target of its size; False if it is not there any more.
@@ -219,6 +225,15 @@ class NodeChannel:
         if digest != known.digest:
             raise ChecksumFailed("the bytes that arrived are not those that were stored")
         return True
+
+    def _take_ahead(self, target: memoryview) -> bool:
+        """Receive an object whose first bytes, or all, came with the answer before it."""
+        head, rest = self._ahead[:REPLY_BYTES], self._ahead[REPLY_BYTES:]
+        self._head_view[: len(head)] = head
+        have = min(len(rest), len(target))
+        target[:have] = rest[:have]
+        self._ahead = rest[have:]
+        return self._finish(len(head) + have, target)[1]
 
     def write(self, request: Request, value: memoryview) -> Status:
         """Send an object; how the node took it."""

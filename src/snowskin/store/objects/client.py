@@ -55,6 +55,8 @@ PinName = Literal["none", "soft", "hard"]
 _PINS = {"none": Pin.NONE, "soft": Pin.SOFT, "hard": Pin.HARD}
 PREFIX_LIMIT = 100_000
 DEFAULT_MASTER = "127.0.0.1:7411"
+TIMEOUT_LIMIT_S = 1e9
+"""What sockets can be told."""
 STRIPE_LEAST_BYTES = 2 << 20
 """No further path is used for less than so much. A further one costs about 0.1 ms, as measured with
 two addresses of a two-core machine, where it gains nothing: there is no second NIC."""
@@ -108,8 +110,10 @@ class StoreClient:
     ) -> None:
         if transport not in ("auto", "tcp"):
             raise InvalidInput(f"transport is auto or tcp, not {transport!r}")
-        if not timeout_s > 0:
-            raise InvalidInput(f"timeout_s is {timeout_s}; it must be above 0")
+        if not 0 < round(timeout_s, 6) <= TIMEOUT_LIMIT_S:
+            raise InvalidInput(
+                f"timeout_s is {timeout_s}; it must be above 0, and at most {TIMEOUT_LIMIT_S:g}"
+            )
         key = cluster_key.encode() if isinstance(cluster_key, str) else cluster_key or b""
         self._master = MasterChannel(parse_address(master), key, timeout_s)
         host_id = local_host_id() if transport == "auto" else None
@@ -129,10 +133,13 @@ class StoreClient:
         self.close()
 
     def close(self) -> None:
-        """Close all connections. Views that are still held may change from now on. Idempotent."""
+        """Close all connections. Views that are still held may change from now on. Idempotent.
+
+        Whatever is asked of it afterwards raises StoreRefused.
+        """
         self._closed.set()
-        self._reading.close()
         self._master.close()
+        self._reading.close()
 
     # Writing.
 

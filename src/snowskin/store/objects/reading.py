@@ -233,7 +233,8 @@ class Reading:
             self._let_go(session)
 
     def close(self) -> None:
-        """Close everything."""
+        """Close everything, and know nothing any more that could be read without the master."""
+        self._known.clear()
         self._routes.close()
         with self._lock:
             mapped, self._mapped = self._mapped, {}

@@ -33,7 +33,7 @@ from snowskin.transfer.wire import ConnectionEnded
 LEASE_S = 30.0
 """A lease that its client does not renew ends after so long."""
 LEASES_LIMIT = 65_536
-"""Most leases of one connection."""
+"""Most leases of one connection; beyond, objects are to be read, not viewed."""
 _PINS = frozenset(map(int, Pin))
 SILENCE_S = 30.0
 """A client that neither takes nor sends what it should for so long is given up."""
@@ -62,12 +62,12 @@ class Leases:
         """Take over one use of an object.
 
         Raises:
-            ConnectionError: too many, or a number in use.
+            ConnectionError: a number in use.
         """
         with self._lock:
-            if len(self._held) >= LEASES_LIMIT or number in self._held:
+            if number in self._held:
                 self._store.release(item)
-                raise ConnectionError("too many leases, or the same one twice")
+                raise ConnectionError("the same lease twice")
             self._held[number] = item
             self._until_s = time.monotonic() + LEASE_S
 
@@ -277,7 +277,7 @@ class ClientServing:
         self._answer(request.key, packed)
 
     def _lease(self, request: Request) -> None:
-        item = self._store.acquire(request.key)
+        item = self._store.acquire(request.key) if len(self._leases) < LEASES_LIMIT else None
         packed = b""
         if item is not None:
             packed = msgspec.msgpack.encode(self._store.place(item))
@@ -285,8 +285,8 @@ class ClientServing:
         self._answer(request.key, packed)
 
     def _renew(self, request: Request) -> None:
-        if request.length_bytes > 8 * LEASES_LIMIT:
-            raise ConnectionError("too many leases to end")
+        if request.length_bytes > 8 * LEASES_LIMIT or request.length_bytes % 8:
+            raise ConnectionError("too many leases to end, or half of one")
         packed = bytearray(request.length_bytes)
         self._receive([memoryview(packed)], xxhash.xxh3_128())
         self._leases.renew(struct.unpack(f"<{len(packed) // 8}Q", packed))
