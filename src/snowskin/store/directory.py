@@ -355,16 +355,15 @@ class Directory:
 
     def _begin_span(self, keys: tuple[BlockKey, ...], at: int) -> _Span:
         """A span, on no node yet, of ``keys`` from ``at`` on, up to the next that is known."""
-        span = _Span(keys[at:], 0)
-        unknown = dict.fromkeys(span.keys, span)
-        if len(unknown) < len(span.keys) or not self._spans.keys().isdisjoint(unknown):
-            unknown = {}
-            for key in span.keys:
-                if key in self._spans or key in unknown:
-                    break
-                unknown[key] = span
-            span.keys = tuple(unknown)
-        self._spans.update(unknown)
+        span = _Span((), 0)
+        spans = self._spans
+        end = at
+        for key in keys[at:]:
+            if key in spans:
+                break
+            spans[key] = span
+            end += 1
+        span.keys = keys[at:end]
         return span
 
     def _part(self, span: _Span, keys: tuple[BlockKey, ...], at: int) -> _Span:

@@ -168,11 +168,11 @@ class BlockPool:
         assert len(slots) == len(keys), f"{len(slots)} slots, but {len(keys)} keys"
         for slot in slots:
             self._check_reserved(slot)
+        if not keys:
+            return ()
         run = Run(tuple(keys), tuple(slots), depth)
-        entries = dict.fromkeys(run.keys, run)
-        if len(entries) == len(keys) and self._held.keys().isdisjoint(entries):
-            if entries:
-                self._hold(run, entries)
+        if self._enter(run):
+            self._hold(run)
             return run.slots
         if len(keys) == 1:
             self._duplicate_commits += 1
@@ -327,13 +327,23 @@ class BlockPool:
         self._tell(Evicted(tuple(evicted)))
         return slots
 
-    def _hold(self, run: Run, entries: dict[BlockKey, Run]) -> None:
-        """From now on reserved slots, pinned once each, hold the new keys of this run."""
+    def _enter(self, run: Run) -> bool:
+        """Let the keys of a run be found, if none of them is held already; whether so."""
+        held = self._held
+        for at, key in enumerate(run.keys):
+            if key in held:
+                for entered in run.keys[:at]:
+                    del held[entered]
+                return False
+            held[key] = run
+        return True
+
+    def _hold(self, run: Run) -> None:
+        """From now on reserved slots, pinned once each, hold the keys of this run."""
         names, keys, slots = self._keys, run.keys, run.slots
         for slot, key in zip(slots, keys):
             names[slot] = key
         run.pins = 1
-        self._held.update(entries)
         self._reserved_count -= len(slots)
         self._commits += len(keys)
         self._tell(Committed(keys, slots, self.generations(slots)))
