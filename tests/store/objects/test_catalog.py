@@ -45,6 +45,7 @@ class CatalogLaws(RuleBasedStateMachine):
         self.writing = {}  # key -> (owner, content, until_s)
         self.removing = {}  # key -> (ticket, numbers of commands not ended)
         self.sent = {}  # number -> (node, message)
+        self.void = set()  # numbers of copies whose object was removed meanwhile
         self.answered = {}
         self.transfers = []
         self.tickets = 0
@@ -112,6 +113,8 @@ class CatalogLaws(RuleBasedStateMachine):
         fits = held == content if held is not None else key not in self.removing
         if held is None and reserved is not None and reserved[1] != content:
             fits = False
+        if held is None and reserved is None and self.is_void(node, key):
+            fits = False
         accepted, outputs = self.catalog.report(node, 1, (ObjectFact(key, 10, content),), ())
         self.carry(outputs)
         assert accepted.rejected == (() if fits else (key,))
@@ -122,6 +125,10 @@ class CatalogLaws(RuleBasedStateMachine):
                 unreported.discard(node)
                 if not unreported:
                     del self.writing[key]
+
+    def is_void(self, node, key):
+        copies = [self.sent[number] for number in self.void & self.sent.keys()]
+        return any((at, message.key) == (node, key) for at, message in copies)
 
     @rule(node=NODE, key=KEY)
     def evict(self, node, key):
@@ -144,6 +151,11 @@ class CatalogLaws(RuleBasedStateMachine):
         for node in nodes:
             del self.holds[node, key]
         self.removing[key] = ticket
+        self.void |= {
+            number
+            for number, (_, message) in self.sent.items()
+            if isinstance(message, Copy) and message.key == key
+        }
 
     @rule(key=KEY, pin=st.sampled_from(Pin))
     def set_pin(self, key, pin):
@@ -176,9 +188,10 @@ class CatalogLaws(RuleBasedStateMachine):
         if not self.sent:
             return
         number = data.draw(st.sampled_from(sorted(self.sent)))
-        node, message = self.sent.pop(number)
-        if isinstance(message, Copy) and self.content(message.key) == message.digest:
+        node, message = self.sent[number]
+        if isinstance(message, Copy):
             self.commit(node, message.key, message.digest)
+        del self.sent[number]
         self.changes.command_ended(number, None)
         self.carry(self.catalog.command_ended(number))
 
@@ -227,6 +240,24 @@ class CatalogLaws(RuleBasedStateMachine):
 
 TestCatalogLaws = CatalogLaws.TestCase
 TestCatalogLaws.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def test_a_copy_that_ends_after_its_object_was_removed_does_not_bring_it_back():
+    catalog = Catalog(rng=random.Random(0))
+    fact = ObjectFact("k", 1, b"x" * 16)
+    for name in ("a", "b"):
+        catalog.join(address(name), 1000)
+    catalog.report("a", 1, (fact,), ())
+    copies = [catalog.copy_command("k", "b").message.number for _ in range(2)]
+    (drop,) = catalog.remove("k", "ticket", now_s=0.0)
+    assert catalog.command_ended(drop.message.number) == (Say("ticket", Done()),)
+    catalog.command_ended(copies[0])
+    accepted, _ = catalog.report("b", 1, (fact,), ())
+    assert accepted.rejected == ("k",)
+    assert catalog.locate("k") is None
+    catalog.command_ended(copies[1])
+    accepted, _ = catalog.report("b", 2, (fact,), ())
+    assert accepted.rejected == ()
 
 
 def test_pins_reach_every_node_that_holds_the_object():

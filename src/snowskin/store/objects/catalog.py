@@ -87,6 +87,10 @@ class Catalog:
         self._of_owner: dict[object, dict[str, None]] = {}
         self._leaving: dict[str, Errand] = {}
         self._errand_of: dict[int, Errand] = {}
+        self._copies: dict[int, tuple[str, str]] = {}
+        """Node and key of each copy that is being made."""
+        self._void: dict[int, tuple[str, str]] = {}
+        """Of these, the ones whose object was removed meanwhile."""
         self._number = 0
         self.reclaimed_total = 0
         self.conflicts_total = 0
@@ -112,6 +116,9 @@ class Catalog:
             return ()
         for key in node.keys:
             self._forget_replica(key, name)
+        for number, (target, _) in list(self._copies.items()):
+            if target == name:
+                self._end_copy(number)
         outputs: list[Output] = []
         for number, errand in list(self._errand_of.items()):
             if errand.waiting[number] == name:
@@ -223,6 +230,7 @@ class Catalog:
             return (Say(ticket, Refusal("KeyMissing", missing_message(key))),)
         errand = Errand(key, ticket, now_s + COMMAND_S, removes=True)
         self._leaving[key] = errand
+        self._void |= {number: copy for number, copy in self._copies.items() if copy[1] == key}
         for name in held.nodes:
             node = self.nodes[name]
             del node.keys[key]
@@ -242,6 +250,7 @@ class Catalog:
 
     def command_ended(self, number: int) -> tuple[Output, ...]:
         """A node has carried a command out, or died; of use if a question waits for it."""
+        self._end_copy(number)
         errand = self._errand_of.pop(number, None)
         if errand is None:
             return ()
@@ -267,6 +276,7 @@ class Catalog:
         held = self.readable[key]
         sources = tuple(self.nodes[name].address for name in held.nodes)
         copy = Copy(self.next_number(), key, held.size_bytes, held.digest, held.pin, sources)
+        self._copies[copy.number] = (target, key)
         return Send(target, copy)
 
     def emptiest(self, size_bytes: int, *, avoid: Iterable[str]) -> list[str]:
@@ -352,7 +362,9 @@ class Catalog:
         if held is None:
             reserved = self._reserved.get(fact.key)
             if fact.key in self._leaving or (
-                reserved is not None and reserved.digest != fact.digest
+                (name, fact.key) in self._void.values()
+                if reserved is None
+                else reserved.digest != fact.digest
             ):
                 return False
             held = self.readable[fact.key] = CatalogObject(fact.size_bytes, fact.digest, fact.pin)
@@ -375,6 +387,10 @@ class Catalog:
         del held.nodes[name]
         if not held.nodes:
             del self.readable[key]
+
+    def _end_copy(self, number: int) -> None:
+        self._copies.pop(number, None)
+        self._void.pop(number, None)
 
     def _unreserve(self, key: str) -> None:
         reserved = self._reserved.pop(key)
