@@ -92,9 +92,10 @@ def directory_command(
     """Look-ups of one client at the master, beside a bare echo."""
     from snowskin.store.bench.directory import DirectoryBenchConfig, bench_directory
 
+    config = DirectoryBenchConfig(objects=objects, rounds=rounds, round_s=round_s)
     typer.echo("op             batch        keys/s       limit/s   ratio")
     rows = bench_directory(
-        DirectoryBenchConfig(objects=objects, rounds=rounds, round_s=round_s),
+        config,
         lambda row: typer.echo(
             f"{row.op:12} {row.batch:7,} {row.per_s:13,.0f} {row.limit_per_s:13,.0f} "
             f"{row.ratio:7.3f}"

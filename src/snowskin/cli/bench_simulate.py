@@ -105,12 +105,15 @@ def simulate_command(
         if peer_python is not None:
             spent["peer's whole process"].append(_run(peer))
     rows = [_row(name, len(read), spent) for name in spent]
-    typer.echo("                       requests   wall s    cpu s  requests/s  per cpu s  peer ×")
+    typer.echo(
+        "                       requests   wall s    cpu s  requests/s  per cpu s"
+        + ("" if peer_python is None else "  peer ×")
+    )
     for row in rows:
-        ratio = "" if row.peer_ratio is None else f"{row.peer_ratio:.2f}"
+        ratio = "" if row.peer_ratio is None else f"  {row.peer_ratio:.2f}"
         typer.echo(
             f"{row.name:20} {row.requests:10,} {row.wall_s:8.2f} {row.cpu_s:8.2f} "
-            f"{row.requests_per_s:11,.0f} {row.requests_per_cpu_s:10,.0f}  {ratio}"
+            f"{row.requests_per_s:11,.0f} {row.requests_per_cpu_s:10,.0f}{ratio}"
         )
     _write(rows, json)
 

@@ -9,6 +9,7 @@ import msgspec
 
 from snowskin.store.bench.lanes import Act, Lane, measure
 from snowskin.store.bench.raw import RawServer, raw_get
+from snowskin.store.bench.rows import check_counts
 from snowskin.store.bench.servers import running_store
 from snowskin.store.objects.client import StoreClient
 
@@ -17,12 +18,19 @@ NODE_BYTES = 64 << 20
 
 
 class DirectoryBenchConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured: ``objects`` are held, and twice as many keys are asked for."""
+    """What is measured: ``objects`` are held, and twice as many keys are asked for.
+
+    Raises:
+        InvalidInput: there would be nothing to do.
+    """
 
     objects: int = 20_000
     batches: tuple[int, ...] = (16, 1024, 65_536)
     rounds: int = 5
     round_s: float = 0.4
+
+    def __post_init__(self) -> None:
+        check_counts(objects=self.objects, rounds=self.rounds)
 
 
 class DirectoryRow(msgspec.Struct, frozen=True):

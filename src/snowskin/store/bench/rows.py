@@ -29,6 +29,17 @@ _MOVED = {
 over mapped memory no process but the reader's own knows, so that none could be busy."""
 
 
+def check_counts(**counts: int) -> None:
+    """See to it that there is something to measure.
+
+    Raises:
+        InvalidInput: one of these options is below 1.
+    """
+    for name, count in counts.items():
+        if count < 1:
+            raise InvalidInput(f"--{name} must be at least 1, not {count}", parameter=f"--{name}")
+
+
 class StoreBenchConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured.
 
@@ -40,7 +51,7 @@ class StoreBenchConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Raises:
         InvalidInput: no such transport or operation, or no operation that goes over a transport,
-            or "ssd" without a directory.
+            or "ssd" without a directory, or nothing to do.
     """
 
     sizes: tuple[int, ...] = DEFAULT_SIZES
@@ -54,6 +65,7 @@ class StoreBenchConfig(msgspec.Struct, frozen=True, kw_only=True):
     ssd: str | None = None
 
     def __post_init__(self) -> None:
+        check_counts(size=min(self.sizes), clients=min(self.clients), rounds=self.rounds)
         for name, known in (("transports", TRANSPORTS), ("ops", OPS)):
             for value in getattr(self, name):
                 if value not in known:
