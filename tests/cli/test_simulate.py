@@ -31,6 +31,22 @@ def test_a_sweep_has_a_column_for_each_value(trace: str) -> None:
     assert "prefill 3 ┃" in told
 
 
+def test_what_does_not_go_side_by_side_comes_in_tables_below_each_other_with_no_figure_cut(
+    trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = snowskin("simulate", "--trace", trace, "--sweep", "prefill=4..12").stdout
+    heads = [row.split("┃")[2:-1] for row in told.splitlines() if row.startswith("┃ measure")]
+    assert [len(row) for row in heads] == [4, 4, 1]
+    named = [head.strip() for row in heads for head in row]
+    assert named == [f"prefill {count}" for count in range(4, 13)]
+    assert "…" not in told
+    monkeypatch.setenv("COLUMNS", "20")
+    narrow = snowskin("simulate", "--trace", trace, "--sweep", "prefill=4..5").stdout
+    assert "┃ prefill 4 ┃" in narrow
+    assert "┃ prefill 5 ┃" in narrow
+
+
 def test_a_rival_refuses_what_it_would_not_heed(trace: str) -> None:
     command = ["simulate", "--trace", trace, "--system", "vllm"]
     for option in (["--sweep", "prefill=1,2"], ["--kill", "prefill-0@1+1"], ["--check"]):
@@ -46,6 +62,11 @@ def test_a_rival_refuses_what_it_would_not_heed(trace: str) -> None:
         (["--system", "sglang"], "--system sglang: give mooncake, vllm"),
         (["--dram-gb", "0"], "--dram-gb 0: give more than 0"),
         (["--sweep", "prefill=1,2", "--plots", "here"], "--plots does not go with --sweep"),
+        (["--sweep", "speed=1..3"], "FIRST..LAST is for whole numbers alone, so list each"),
+        (["--kill", "prefill-9@1+1"], "there is no node 'prefill-9' to fail; there are prefill-0"),
+        (["--kill", "prefill-0@1+-3"], "restart_s of a fault of prefill-0 must be at least 0"),
+        (["--kill", "prefill-0@nan+3"], "at_s of a fault of prefill-0 must be at least 0"),
+        (["--slow", "decode-0@1+3*-1"], "factor of a fault of decode-0 must be at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_option(
@@ -59,6 +80,12 @@ def test_what_cannot_be_is_refused_by_its_option(
 def test_failed_requests_are_told_why(trace: str) -> None:
     told = snowskin("simulate", "--trace", trace, "--blocks", "5").stdout
     assert "a prompt outgrew --dram-gb or --blocks" in told
+
+
+def test_a_cache_curve_names_what_it_can_draw(trace: str) -> None:
+    ran = snowskin("cache-curve", "--trace", trace, "--policy", "lru,fifo")
+    assert ran.returncode == 2
+    assert "no eviction policy 'fifo'; choose from lru, lfu, length-aware, belady" in ran.stderr
 
 
 def test_a_cache_curve_states_its_definition_in_full_lines(trace: str) -> None:

@@ -22,6 +22,8 @@ SHOWN = (
     "ttft_mean_s", "ttft_p90_s", "tbt_mean_s", "tbt_p90_s", "hit_ratio", "prefill_busy_s",
     "decode_busy_s", "mean_batch", "transfer_bytes", "fetches", "span_s",
 )  # fmt: skip
+NAMES_WIDTH = max(map(len, SHOWN)) + 4
+"""Of the first column, with its frame."""
 SYSTEMS = ("mooncake", "vllm", "vllm-prefix-caching", "vllm-chunked-prefill")
 SAMPLES = 240
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
@@ -54,10 +56,17 @@ def simulate(
         float | None, typer.Option(help="Algorithm 1's kvcache_balancing_threshold.")
     ] = None,
     kill: Annotated[
-        list[str] | None, typer.Option(help="NODE@SECOND+RESTART_S, e.g. prefill-0@60+30.")
+        list[str] | None,
+        typer.Option(
+            help="NODE@SECOND+RESTART_S, e.g. prefill-0@60+30: it dies, and is back later, empty."
+        ),
     ] = None,
     slow: Annotated[
-        list[str] | None, typer.Option(help="NODE@SECOND+DURATION_S*FACTOR: a slow link.")
+        list[str] | None,
+        typer.Option(
+            help="NODE@SECOND+DURATION_S*FACTOR, e.g. decode-0@60+30*0.1: its network runs at so "
+            "much of its rate."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="One seed, one outcome.")] = 0,
     check: Annotated[
@@ -67,7 +76,7 @@ def simulate(
         str | None,
         typer.Option(
             help="SETTING=FIRST..LAST or SETTING=A,B,C: a run for each value, side by side, e.g. "
-            "prefill=4..12, speed=1,1.5,2 or policy=random,cache-aware."
+            "prefill=4..12, speed=1,1.5,2 or policy=random,cache-aware. Not with --plots."
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs of a sweep at once.")] = 1,
@@ -241,13 +250,15 @@ def _show(summaries: list[dict[str, Any]], *, took_s: float, axis: str | None = 
     else:
         title = f"{first['trace']}: {first['instances']} × {first['system']} on {first['hardware']}"
     heads = ["value"] if axis is None else [f"{axis} {summary[axis]}" for summary in summaries]
-    table = Table("measure", title=title)
-    for head in heads:
-        table.add_column(head, justify="right")
-    for name in SHOWN:
-        table.add_row(name, *[figure(name, summary.get(name)) for summary in summaries])
+    columns = [[figure(name, summary.get(name)) for name in SHOWN] for summary in summaries]
     console = Console()
-    console.print(table)
+    for few in _side_by_side(heads, columns, console.width):
+        table = Table("measure", title=title)
+        for head in heads[few]:
+            table.add_column(head, justify="right", no_wrap=True)
+        for name, *values in zip(SHOWN, *columns[few], strict=True):
+            table.add_row(name, *values)
+        console.print(table)
     if axis not in ("ttft_slo", "tbt_slo"):
         console.print(
             f"Effective: TTFT within {first['ttft_slo_s']:g} s and TBT within "
@@ -260,6 +271,19 @@ def _show(summaries: list[dict[str, Any]], *, took_s: float, axis: str | None = 
             highlight=False,
         )
     console.print(f"Simulated in {took_s:.2f} s.", highlight=False)
+
+
+def _side_by_side(heads: list[str], columns: list[list[str]], width: int) -> list[slice]:
+    """The columns of each table: as many as go beside the measures' names, and at least one."""
+    tables: list[slice] = []
+    first, used = 0, 0
+    for at, (head, column) in enumerate(zip(heads, columns, strict=True)):
+        needs = max(map(len, (head, *column))) + 3
+        if at > first and used + needs > width:
+            tables.append(slice(first, at))
+            first, used = at, 0
+        used += needs + (NAMES_WIDTH if at == first else 0)
+    return [*tables, slice(first, len(heads))]
 
 
 def figure(name: str, value: float | None) -> str:

@@ -7,7 +7,7 @@ import heapq
 import msgspec
 import numpy as np
 
-from snowskin.store.eviction import POLICIES, make_policy
+from snowskin.store.eviction import POLICIES
 from snowskin.store.prefix_cache import PrefixCache
 from snowskin.terms.errors import InvalidInput
 from snowskin.trace.records import Trace
@@ -43,8 +43,11 @@ def cache_curve(trace: Trace, policies: list[str], sizes: list[int | None]) -> l
             f"the trace {trace.name!r} does not tell which prefixes are shared", parameter="trace"
         )
     for name in policies:
-        if name != BELADY:
-            make_policy(name)
+        if name not in (BELADY, *POLICIES):
+            raise InvalidInput(
+                f"no eviction policy {name!r}; choose from {', '.join((*POLICIES, BELADY))}",
+                parameter="policy",
+            )
     if any(size is not None and size < 1 for size in sizes):
         raise InvalidInput("a cache holds at least 1 block", parameter="blocks")
     ids = trace.block_ids.tolist()

@@ -100,8 +100,18 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.conductor(1)
         nodes = (*self.prefill_names(), *self.decode_names())
         for fault in self.faults:
-            if fault.node not in nodes or fault.at_s < 0:
-                raise InvalidInput(f"no such node or time in {fault}", parameter="fault")
+            if fault.node not in nodes:
+                raise InvalidInput(
+                    f"there is no node {fault.node!r} to fail; there are prefill-0 to prefill-"
+                    f"{self.prefill_nodes - 1} and decode-0 to decode-{self.decode_nodes - 1}",
+                    parameter="fault",
+                )
+            for name, value in msgspec.structs.asdict(fault).items():
+                if name != "node" and not value >= 0:
+                    raise InvalidInput(
+                        f"{name} of a fault of {fault.node} must be at least 0, not {value:g}",
+                        parameter="fault",
+                    )
 
     def conductor(self, block_tokens: int) -> ConductorConfig:
         """The Conductor's part of the settings."""

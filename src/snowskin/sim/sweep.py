@@ -57,7 +57,10 @@ def parse_sweep(text: str) -> Axis:
         else:
             values = tuple(kind(part.strip()) for part in listed.split(","))
     except ValueError:
-        raise InvalidInput(f"not values of {name}: {listed!r}", parameter="sweep") from None
+        hint = "" if kind is int else "; FIRST..LAST is for whole numbers alone, so list each"
+        raise InvalidInput(
+            f"not values of {name}: {listed!r}{hint if '..' in listed else ''}", parameter="sweep"
+        ) from None
     if not values:
         raise InvalidInput(f"no values in {text!r}", parameter="sweep")
     return Axis(name, values)
