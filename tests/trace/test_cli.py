@@ -59,3 +59,4 @@ def test_a_share_below_one_block_is_warned_of(tmp_path: Path) -> None:
     assert "give fewer --block-tokens" in run(*small)
     assert "warning" not in run(*small, "--block-tokens", 64)
     assert "warning" not in run(*small[:3], "fixed:600:10", *small[4:])
+    assert "give a longer PROMPT" in run(*small, "--format", "mooncake")

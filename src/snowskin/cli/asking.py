@@ -18,6 +18,7 @@ def ask(address: str, api_key: str | None) -> bytes:
         SnowskinError: it does not answer.
     """
     # Here, since every command imports this module, and this takes longer than all the rest of it.
+    import http.client
     import urllib.error
     import urllib.request
 
@@ -31,9 +32,12 @@ def ask(address: str, api_key: str | None) -> bytes:
             return body
     except urllib.error.HTTPError as error:
         raise InvalidInput(_message(error.read()) or f"{address}: {error}") from error
-    except (urllib.error.URLError, ValueError, TimeoutError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        # An error of HTTP quotes whatever came in its place.
+        foreign = isinstance(error, http.client.HTTPException) and not isinstance(error, OSError)
+        why = "it does not speak HTTP" if foreign else getattr(error, "reason", error)
         raise SnowskinError(
-            f"no answer from {address} ({getattr(error, 'reason', error)}); is the server up? "
+            f"no answer from {address} ({why}); is the server up? "
             "Name it with --url http://HOST:PORT"
         ) from error
 

@@ -97,9 +97,10 @@ def synthesise_command(
             parameter="block-tokens",
         )
     if 0 < chosen.cache_ratio * chosen.prompt_tokens < block_tokens and shape.startswith("fixed:"):
+        remedy = "a longer PROMPT" if format == "mooncake" else "fewer --block-tokens"
         typer.secho(
             f"warning: {chosen.cache_ratio:g} of {chosen.prompt_tokens:g} tokens is less than a "
-            f"block of {block_tokens}, and only full blocks are shared; give fewer --block-tokens",
+            f"block of {block_tokens}, and only full blocks are shared; give {remedy}",
             fg=typer.colors.YELLOW,
             err=True,
         )
