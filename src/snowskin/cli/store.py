@@ -78,7 +78,10 @@ def node_command(
         str | None, typer.Option(help="Unique; a restarted node keeps it. Default: host-pid.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on and to be reached at.")
+        str,
+        typer.Option(
+            help="Address to listen on and to be reached at, or several, separated by commas."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any.")] = 0,
     dram: Annotated[str, typer.Option(help="Memory to lend, e.g. 8GiB.")] = "1GiB",
