@@ -8,8 +8,9 @@ length.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from math import inf
-from typing import assert_never
+from typing import Any, get_args
 
 import msgspec
 
@@ -104,34 +105,7 @@ class Conductor:
         if now_s < self._now_s:
             raise AssertionError(f"time went back from {self._now_s} to {now_s}")
         self._now_s = now_s
-        commands: tuple[Command, ...]
-        match event:
-            case RequestArrived():
-                commands = self._arrive(event)
-            case BlocksCommitted() | BlocksEvicted() | TimePassed():
-                commands = self.directory.handle(event, now_s=now_s)
-            case PrefillStarted():
-                commands = self._start_prefill(event)
-            case PrefillFinished():
-                commands = self._finish_prefill(event)
-            case KvLanded():
-                commands = self._land(event)
-            case DecodeStarted():
-                commands = self._start_decode(event)
-            case RequestFinished():
-                commands = self._finish(event)
-            case FetchFinished():
-                commands = self._finish_fetch(event)
-            case NodeReported():
-                commands = self._report(event)
-            case NodeJoined():
-                commands = self._lose(event.node) if event.node in self.ledger.fleet else ()
-                self.directory.handle(event, now_s=now_s)
-                self.ledger.fleet.join(event)
-            case NodeLost():
-                commands = self._lose(event.node)
-            case _ as never:
-                assert_never(never)
+        commands = _HANDLERS[type(event)](self, event)
         if self.waiting.flights:
             commands += self._serve_waiting()
         return commands
@@ -161,6 +135,20 @@ class Conductor:
             placed_again=self._placed_again,
             stale_events=self._stale_events,
         )
+
+    def _tell_directory(
+        self, event: BlocksCommitted | BlocksEvicted | TimePassed
+    ) -> tuple[Command, ...]:
+        return self.directory.handle(event, now_s=self._now_s)
+
+    def _join(self, event: NodeJoined) -> tuple[Command, ...]:
+        commands = self._lose(event.node) if event.node in self.ledger.fleet else ()
+        self.directory.handle(event, now_s=self._now_s)
+        self.ledger.fleet.join(event)
+        return commands
+
+    def _mourn(self, event: NodeLost) -> tuple[Command, ...]:
+        return self._lose(event.node)
 
     def _arrive(self, event: RequestArrived) -> tuple[Command, ...]:
         if event.request in self.ledger.flights or event.request in self.waiting:
@@ -311,7 +299,7 @@ class Conductor:
 
     def _start_prefill(self, event: PrefillStarted) -> tuple[Command, ...]:
         flight = self._flight(event.request)
-        if flight is None or flight.prefill != event.node or flight.stage is not Stage.QUEUED:
+        if flight is None or flight.prefill != event.node or flight.stage != Stage.QUEUED:
             return self._ignore()
         self.ledger.start_prefill(flight, event.reused_tokens, now_s=self._now_s)
         return ()
@@ -340,7 +328,7 @@ class Conductor:
 
     def _start_decode(self, event: DecodeStarted) -> tuple[Command, ...]:
         flight = self._flight(event.request)
-        if flight is None or flight.decode != event.node or flight.stage is not Stage.PREFILLED:
+        if flight is None or flight.decode != event.node or flight.stage != Stage.PREFILLED:
             return self._ignore()
         self.ledger.start_decode(flight, now_s=self._now_s)
         return ()
@@ -353,7 +341,7 @@ class Conductor:
             self._outcomes[event.outcome] += 1
             return ()
         self._outcomes[event.outcome] += 1
-        if event.outcome is Outcome.COMPLETED and flight.stage is Stage.DECODING:
+        if event.outcome is Outcome.COMPLETED and flight.stage == Stage.DECODING:
             self.ledger.decode_time.observe(self._now_s - flight.decode_start_s)
         return self.ledger.leave(flight, now_s=self._now_s, output_tokens=event.output_tokens)
 
@@ -437,3 +425,22 @@ class Conductor:
     def _ignore(self) -> tuple[Command, ...]:
         self._stale_events += 1
         return ()
+
+
+_HANDLERS: dict[type[Event], Callable[[Conductor, Any], tuple[Command, ...]]] = {
+    RequestArrived: Conductor._arrive,
+    BlocksCommitted: Conductor._tell_directory,
+    BlocksEvicted: Conductor._tell_directory,
+    PrefillStarted: Conductor._start_prefill,
+    PrefillFinished: Conductor._finish_prefill,
+    KvLanded: Conductor._land,
+    DecodeStarted: Conductor._start_decode,
+    RequestFinished: Conductor._finish,
+    FetchFinished: Conductor._finish_fetch,
+    NodeReported: Conductor._report,
+    NodeJoined: Conductor._join,
+    NodeLost: Conductor._mourn,
+    TimePassed: Conductor._tell_directory,
+}
+"""What each event leads to: a table, since a match tries one kind of message after the other."""
+assert _HANDLERS.keys() == set(get_args(Event)), "an event without a handler"

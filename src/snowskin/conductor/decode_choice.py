@@ -43,20 +43,35 @@ class DecodeView(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class DecodePool(msgspec.Struct, frozen=True, gc=False):
+class DecodePool:
     """Every decode node that is up, with every request that was placed on it.
 
     Column by column, since a choice reads each of a hundred nodes once. The columns are the fleet's
     own and follow every event: they are read at once, and not kept.
     """
 
-    nodes: list[NodeId]
-    sequences: list[int]
-    context_tokens: list[int]
-    reserved_tokens: list[int]
-    sequence_limits: list[int]
-    device_tokens: list[int]
-    corrections: list[float]
+    __slots__ = (
+        "context_tokens", "corrections", "device_tokens", "nodes", "reserved_tokens",
+        "sequence_limits", "sequences",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        nodes: list[NodeId],
+        sequences: list[int],
+        context_tokens: list[int],
+        reserved_tokens: list[int],
+        sequence_limits: list[int],
+        device_tokens: list[int],
+        corrections: list[float],
+    ) -> None:
+        self.nodes = nodes
+        self.sequences = sequences
+        self.context_tokens = context_tokens
+        self.reserved_tokens = reserved_tokens
+        self.sequence_limits = sequence_limits
+        self.device_tokens = device_tokens
+        self.corrections = corrections
 
     def candidate(self, row: int, prompt_tokens: int, tbt_s: float) -> DecodeCandidate:
         """A node's load and predicted TBT with one more request."""

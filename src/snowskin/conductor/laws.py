@@ -45,8 +45,8 @@ def check_laws(conductor: Conductor) -> None:
 
 
 def _check_prefill(conductor: Conductor, flights: list[Flight]) -> None:
-    queued = Counter(f.prefill for f in flights if f.stage is Stage.QUEUED)
-    running = Counter(f.prefill for f in flights if f.stage is Stage.PREFILLING)
+    queued = Counter(f.prefill for f in flights if f.stage == Stage.QUEUED)
+    running = Counter(f.prefill for f in flights if f.stage == Stage.PREFILLING)
     work_s: dict[NodeId, float] = {}
     for flight in flights:
         if flight.stage < Stage.PREFILLED:

@@ -132,7 +132,7 @@ class Ledger:
         node = self.fleet.prefill.get(flight.prefill)
         if node is None:
             return
-        if flight.stage is Stage.QUEUED:
+        if flight.stage == Stage.QUEUED:
             node.dequeue(flight.work_s)
         else:
             node.stop(flight.work_s, now_s)

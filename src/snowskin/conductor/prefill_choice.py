@@ -17,19 +17,28 @@ from snowskin.terms.commands import PrefillCandidate
 from snowskin.terms.ids import NodeId
 
 
-class PrefillPool(msgspec.Struct, frozen=True, gc=False):
+class PrefillPool:
     """Every prefill node that may take a request, at the moment of the choice.
 
     Column by column, since a choice reads each of a hundred nodes once.
     """
 
-    nodes: list[NodeId]
-    local_blocks: list[int]
-    """Leading blocks of this prompt that a node holds, and may reuse."""
-    queue_s: list[float]
-    """Predicted time until a node could start."""
-    corrections: list[float]
-    """Real over predicted prefill time, as observed on a node."""
+    __slots__ = ("corrections", "local_blocks", "nodes", "queue_s")
+
+    def __init__(
+        self,
+        nodes: list[NodeId],
+        local_blocks: list[int],
+        queue_s: list[float],
+        corrections: list[float],
+    ) -> None:
+        self.nodes = nodes
+        self.local_blocks = local_blocks
+        """Leading blocks of this prompt that a node holds, and may reuse."""
+        self.queue_s = queue_s
+        """Predicted time until a node could start."""
+        self.corrections = corrections
+        """Real over predicted prefill time, as observed on a node."""
 
 
 class FetchSource(msgspec.Struct, frozen=True, gc=False):

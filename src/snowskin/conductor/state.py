@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from math import inf
+from typing import Final
 
 from snowskin.conductor.decode_choice import DecodeView
 from snowskin.conductor.prediction import Correction
@@ -13,14 +13,14 @@ from snowskin.terms.events import IncomingTraffic, NodeJoined, RequestArrived
 from snowskin.terms.ids import NodeId, Role
 
 
-class Stage(IntEnum):
-    """How far a request is; it only ever grows, but for a new placement."""
+class Stage:
+    """How far a request is; it only ever grows, but for a new placement. Plain numbers."""
 
-    QUEUED = 0
-    PREFILLING = 1
-    PREFILLED = 2
+    QUEUED: Final = 0
+    PREFILLING: Final = 1
+    PREFILLED: Final = 2
     """The first token is out, and its client may have it."""
-    DECODING = 3
+    DECODING: Final = 3
 
 
 class Node:
@@ -345,7 +345,7 @@ class Flight:
         self.arrived = arrived
         self.number = number
         self.placements = 0
-        self.stage = Stage.QUEUED
+        self.stage: int = Stage.QUEUED
         self.landed = False
         self.fetch: OpenFetch | None = None
         self.reused_tokens = 0

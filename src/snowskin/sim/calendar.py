@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 
-class Rank(IntEnum):
-    """Of events at one time, the lower rank is first: room is made before it is asked for."""
+class Rank:
+    """Of events at one time, the lower rank is first: room is made before it is asked for.
 
-    FAULT = 0
-    TRANSFER = 1
-    COMPUTE = 2
-    CONDUCTOR = 3
-    ARRIVAL = 4
+    Plain numbers, since every event compares them.
+    """
+
+    FAULT: Final = 0
+    TRANSFER: Final = 1
+    COMPUTE: Final = 2
+    CONDUCTOR: Final = 3
+    ARRIVAL: Final = 4
 
 
 class Calendar:
@@ -26,7 +28,7 @@ class Calendar:
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
         self._entered = 0
 
-    def at(self, time_s: float, rank: Rank, action: Callable[[Any], None], about: Any) -> None:
+    def at(self, time_s: float, rank: int, action: Callable[[Any], None], about: Any) -> None:
         """Have ``action(about)`` called at a time, which must not have passed."""
         assert time_s >= self.now_s, f"time would go back from {self.now_s} to {time_s}"
         self._entered += 1

@@ -65,6 +65,7 @@ class Journey:
         self._rules = rules
         self._profile = rules.profile
         self._block_tokens = rules.block_tokens
+        self._token_bytes = rules.profile.kv_bytes_per_token
         self._streamed_ratio = 1.0 - 1.0 / rules.layers
         self.flights: dict[RequestId, Job] = {}
         """Requests that have come and not left, in order of arrival."""
@@ -144,7 +145,7 @@ class Journey:
         placement.fetch_flow = self._network.start(
             fetch.source,
             placement.prefill.name,
-            float(self._profile.kv_bytes(len(slots) * self._block_tokens)),
+            float(len(slots) * self._block_tokens * self._token_bytes),
             on_done=self._fetched,
             about=placement,
         )
@@ -173,7 +174,7 @@ class Journey:
         self.start_next(placement.prefill)
 
     def _tell_fetched(self, placement: Placement, fetch: Fetch, *, blocks: int) -> None:
-        kv_bytes = self._profile.kv_bytes(blocks * self._block_tokens)
+        kv_bytes = blocks * self._block_tokens * self._token_bytes
         self.fetch_count += 1
         self.fetched_bytes += kv_bytes
         self._tell(
@@ -271,7 +272,7 @@ class Journey:
             node.wanting.popleft()
             placement.decode_slots, placement.decode_prefix = taken
             held = min(placement.decode_prefix * self._block_tokens, job.prompt_tokens)
-            placement.kv_bytes = self._profile.kv_bytes(job.prompt_tokens - held)
+            placement.kv_bytes = (job.prompt_tokens - held) * self._token_bytes
             self._send(placement)
 
     def _send(self, placement: Placement) -> None:
@@ -311,7 +312,7 @@ class Journey:
         self._calendar.at(now_s + load_s, Rank.TRANSFER, self._loaded, placement)
 
     def _load_s(self, job: Job) -> float:
-        return self._profile.load.seconds(self._profile.kv_bytes(job.prompt_tokens))
+        return self._profile.load.seconds(job.prompt_tokens * self._token_bytes)
 
     # Decode.
 

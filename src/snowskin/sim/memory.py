@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from snowskin.store.pool import BlockPool, Committed, PoolFull
+from snowskin.store.pool import BlockPool, Committed
 from snowskin.terms.events import BlocksCommitted, BlocksEvicted
 from snowskin.terms.ids import BlockKey, NodeId, RequestId, SlotIndex, Tier
+
+_DRAM = Tier.DRAM
+"""Looked up once: a member of an enumeration takes as long as the rest of a message."""
 
 Tell = Callable[[BlocksCommitted | BlocksEvicted], None]
 
@@ -52,7 +55,7 @@ class NodeMemory:
     def reserve(self, count: int) -> list[SlotIndex] | None:
         """So many slots to write blocks into; None: no room now."""
         slots = self._pool.reserve(count)
-        if isinstance(slots, PoolFull):
+        if not isinstance(slots, tuple):
             return None
         self._tell_changes()
         return list(slots)
@@ -91,9 +94,7 @@ class NodeMemory:
         for change in self._pool.drain_changes():
             if isinstance(change, Committed):
                 self._tell(
-                    BlocksCommitted(
-                        self.node, Tier.DRAM, change.keys, change.slots, change.generations
-                    )
+                    BlocksCommitted(self.node, _DRAM, change.keys, change.slots, change.generations)
                 )
             else:
-                self._tell(BlocksEvicted(self.node, Tier.DRAM, change.keys))
+                self._tell(BlocksEvicted(self.node, _DRAM, change.keys))
