@@ -20,7 +20,7 @@ from snowskin.store import (
 )
 from snowskin.store.objects.serving import LEASES_LIMIT
 from snowskin.store.objects.store import digest_of
-from snowskin.store.objects.words import TransferState
+from snowskin.store.objects.words import Pin, TransferState
 from snowskin.terms.errors import InvalidInput
 from snowskin.transfer.authentication import NotAuthenticated
 
@@ -294,6 +294,22 @@ def test_one_of_many_writers_of_a_key_wins_and_all_learn_it(store):
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["conflict"] * 4 + ["exists"] * 3 + ["stored"]
+
+
+def test_a_node_that_still_holds_what_the_master_does_not_know_is_waited_for(store):
+    node = store.node()
+    old = content(1000, seed=1)
+    item = node.store.reserve("key", len(old), Pin.NONE)
+    node.store.views(item)[0][:] = old
+    node.store.commit(item, digest_of(old))
+    node.store.release(item)
+    with pytest.raises(KeyConflict):
+        store.client(timeout_s=0.2).put("key", b"new")
+    dropping = threading.Timer(0.2, node.tiers.remove, ("key",))
+    dropping.start()
+    assert store.client().put("key", b"new").status == "stored"
+    dropping.join()
+    assert bytes(store.client().get("key")) == b"new"
 
 
 def test_a_client_lets_go_of_the_memory_of_a_node_that_died():

@@ -85,8 +85,6 @@ class Writing:
                         continue
                     if status == Status.OK:
                         stored += (name,)
-                    elif status == Status.CONFLICT:
-                        self._raise_conflict(start)
                     elif status == Status.FULL:
                         avoid += (name,)
             finally:
@@ -96,9 +94,13 @@ class Writing:
                 self._reading.remember(start.key, Located(len(view), start.digest, stored))
                 return PutResult("stored", len(stored), start.replicas)
             if failure is None:
-                time.sleep(RETRY_S)  # It arrived damaged, or another writes it to the same node.
+                # It arrived damaged; or another writes it to the same node; or the node has other
+                # content, which the master will know in a moment, or have it drop.
+                time.sleep(RETRY_S)
 
     def _raise_unwritten(self, key: str, failure: Exception | None, status: Status) -> NoReturn:
+        if status == Status.CONFLICT:
+            raise KeyConflict(conflict_message(key))
         if failure is not None:
             raise ReplicaUnreachable(f"could not write {key!r} to any node: {failure}") from failure
         why = {
@@ -106,6 +108,3 @@ class Writing:
             Status.AWAY: "the nodes have no word with the master; see whether it runs",
         }.get(status, "another client is writing it; try again later, or choose another key")
         raise StoreTimeout(f"could not write {key!r} within {self._timeout_s} s: {why}")
-
-    def _raise_conflict(self, start: PutStart) -> NoReturn:
-        raise KeyConflict(conflict_message(start.key))
