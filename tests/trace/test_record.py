@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import resource
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,18 +62,31 @@ def test_a_recording_without_a_request_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_disk_without_any_room_is_told_at_once_and_no_file_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "live.jsonl"
+    with file_limit(10), pytest.raises(InvalidInput, match=r"live\.jsonl: File too large"):
+        TraceRecorder(path, block_tokens=4, name="live")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "live.jsonl"
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     recorder = TraceRecorder(path, block_tokens=4, name="live")
     recorder.write([FIRST])
+    with file_limit(path.stat().st_size + 10), pytest.raises(OSError, match="File too large"):
+        recorder.write([SECOND])
+    recorder.close()
+    assert list(read_trace(path)) == [FIRST]
+
+
+@contextlib.contextmanager
+def file_limit(size_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
-        with pytest.raises(OSError, match="File too large"):
-            recorder.write([SECOND])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
-    recorder.close()
-    assert list(read_trace(path)) == [FIRST]

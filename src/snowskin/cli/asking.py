@@ -22,11 +22,11 @@ def ask(address: str, api_key: str | None) -> bytes:
     import urllib.error
     import urllib.request
 
-    request = urllib.request.Request(address)
-    if api_key:
-        # Headers take Latin-1; the bytes of the key are what the API compares.
-        request.add_header("Authorization", f"Bearer {api_key}".encode().decode("latin-1"))
     try:
+        request = urllib.request.Request(address)
+        if api_key:
+            # Headers take Latin-1; the bytes of the key are what the API compares.
+            request.add_header("Authorization", f"Bearer {api_key}".encode().decode("latin-1"))
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             body: bytes = response.read()
             return body

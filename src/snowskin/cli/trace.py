@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from snowskin.cli.asking import DEFAULT_URL, ask
-from snowskin.terms.errors import InvalidInput
+from snowskin.terms.errors import InvalidInput, SnowskinError
 from snowskin.trace.shapes import SHAPES, Arrivals, Shape, fixed_shape, shape_named
 
 if TYPE_CHECKING:
@@ -132,7 +132,10 @@ def record_command(
 
     def served(after: int) -> ServedPage:
         body = ask(f"{url.rstrip('/')}/snowskin/requests?after={after}", api_key)
-        return msgspec.json.decode(body, type=ServedPage)
+        try:
+            return msgspec.json.decode(body, type=ServedPage)
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"what answers at {url} is no snowskin server: {error}") from error
 
     first = served(0)
     if not first.requests:
@@ -140,7 +143,12 @@ def record_command(
     name = f"{first.model} live"
     with TraceRecorder(out, block_tokens=first.block_tokens, name=name) as recorder:
         recording = Recording(recorder, served)
-        recording.catch_up()
+        try:
+            recording.catch_up()
+        except OSError as error:
+            raise SnowskinError(
+                f"{out} ends with request {recorder.count}: {error.strerror}"
+            ) from error
     older = f"; {recording.lost:,} older ones were forgotten" if recording.lost else ""
     told = f"{_count(recorder.count)} in {out}{older}"
     Console().print(told, soft_wrap=True, highlight=False)

@@ -44,7 +44,13 @@ class TraceRecorder:
                 f"cannot record into {path}: {error.strerror}", parameter="record"
             ) from error
         self._size = 0
-        self._append(header_line(block_tokens=block_tokens, name=name))
+        try:
+            self._append(header_line(block_tokens=block_tokens, name=name))
+        except OSError as error:
+            self.close()
+            raise InvalidInput(
+                f"cannot record into {path}: {error.strerror}", parameter="record"
+            ) from error
 
     def write(self, requests: Iterable[TraceRequest]) -> None:
         """Write requests that have ended.
