@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.serving import Server, snowskin
 
 
@@ -26,6 +28,21 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     ran = snowskin("bench", "serve", "--url", "http://127.0.0.1:9")
     assert ran.returncode == 2
     assert "http://127.0.0.1:9" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value", "words"),
+    [
+        ("serve", "--rounds", "0", "--rounds 0: give at least 1"),
+        ("serve", "--concurrency", "0", "--concurrency 0: give at least 1"),
+        ("serve", "--prompt-tokens", "1", "--prompt-tokens 1: give at least 2"),
+        ("engine", "--budget", "-1", "--budget -1: give seconds, 0 or more"),
+    ],
+)
+def test_to_measure_nothing_is_refused(command: str, option: str, value: str, words: str) -> None:
+    ran = snowskin("bench", command, option, value)
+    assert ran.returncode == 2
+    assert words in ran.stderr
 
 
 def test_an_engine_is_measured_point_by_point(model_dir: Path, tmp_path: Path) -> None:

@@ -191,6 +191,10 @@ def test_a_port_in_use_is_told_at_once(model_dir: Path) -> None:
         (["--host", "0.0.0.0"], ["--api-key", "--cluster-key"]),
         (["--node-host", "10.1.2.3", "--api-key", "k"], ["--cluster-key"]),
         (
+            ["--host", "snow.invalid", "--api-key", "k", "--cluster-key", "k"],
+            ["cannot listen on snow.invalid:0: "],
+        ),
+        (
             ["--node-host", "192.0.2.1", "--api-key", "k", "--cluster-key", "k"],
             ["--node-host", "192.0.2.1"],
         ),
@@ -207,6 +211,7 @@ def test_a_bad_option_is_refused_by_name_and_value(
     for word in words:
         assert word in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert "Unknown error" not in ended.stderr
 
 
 def test_a_model_that_the_engine_cannot_run_is_refused_by_name(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class _Target:
 
     def complete(self, tokens: Sequence[int], output_tokens: int) -> _Answer:
         """One streamed, greedy completion of a prompt of token ids."""
+        import http.client
         import urllib.error
         import urllib.request
 
@@ -85,7 +86,7 @@ class _Target:
         except urllib.error.HTTPError as error:
             text = error.read(2000).decode(errors="replace")
             raise SnowskinError(f"{address} answered {error.code}: {text}") from error
-        except (urllib.error.URLError, TimeoutError) as error:
+        except (OSError, http.client.HTTPException) as error:
             raise SnowskinError(f"no answer from {address}: {error}; give --url") from error
         if not times_s or usage is None:
             raise SnowskinError(f"{address} sent no tokens; is it a Snowskin server?")
@@ -101,7 +102,9 @@ def serve_command(
     url: Annotated[
         str, typer.Option(help="Of a running server.", envvar="SNOWSKIN_URL")
     ] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="SNOWSKIN_API_KEY")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="If the API wants one.", envvar="SNOWSKIN_API_KEY")
+    ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Of each prompt.")] = 1000,
     output_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 32,
     rounds: Annotated[int, typer.Option(help="Pairs of a cold and a warm prompt.")] = 5,
@@ -110,9 +113,14 @@ def serve_command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
 ) -> None:
     """Time to first token of new and repeated prompts, and the rate of many streams at once."""
-    for option, value in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
-        if value < 2:
-            raise InvalidInput(f"{option} {value}: give at least 2", parameter=option)
+    for option, value, least in (
+        ("--prompt-tokens", prompt_tokens, 2),
+        ("--output-tokens", output_tokens, 2),
+        ("--rounds", rounds, 1),
+        ("--concurrency", concurrency, 1),
+    ):
+        if value < least:
+            raise InvalidInput(f"{option} {value}: give at least {least}", parameter=option)
     target = _Target(url, api_key)
     rng = random.Random(seed)
     prompts = [_prompt(rng, prompt_tokens) for _ in range(rounds + concurrency)]
@@ -154,6 +162,8 @@ def engine_command(
 
     from snowskin.cluster.config import YIELDING_THREADS, ServeConfig
 
+    if not budget >= 0:
+        raise InvalidInput(f"--budget {budget:g}: give seconds, 0 or more", parameter="--budget")
     for name, value in YIELDING_THREADS.items():
         os.environ.setdefault(name, value)
     config = ServeConfig(model=model, dtype=dtype, device=device, threads=threads)
