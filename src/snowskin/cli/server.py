@@ -114,9 +114,7 @@ def _listen(config: ServeConfig) -> socket.socket:
 
 def _words(error: OSError) -> str:
     """The system's words alone: ``create_server`` adds the address to them, once more."""
-    if isinstance(error, socket.gaierror):  # Its numbers are others.
-        return error.strerror or str(error)
-    return str(error) if error.errno is None else os.strerror(error.errno)
+    return (error.strerror or str(error)).partition(" (while attempting")[0]
 
 
 async def _run(
