@@ -117,6 +117,39 @@ def test_keys_that_cannot_be_are_refused(client, key):
         client.put(key, b"")
 
 
+WRONG = {
+    "exists_many": lambda client: client.exists_many([1]),
+    "exists_many of bytes": lambda client: client.exists_many([b"key"]),
+    "exists_many of no text": lambda client: client.exists_many(["\ud800"]),
+    "longest_prefix": lambda client: client.longest_prefix([None]),
+    "list": lambda client: list(client.list(5)),
+    "transfer_status": lambda client: client.transfer_status(5),
+    "replicas": lambda client: client.put("other", b"value", replicas=1.5),
+    "node": lambda client: client.put("other", b"value", node=5),
+    "pin": lambda client: client.pin("key", ["hard"]),
+    "count": lambda client: client.change_replica("key", count=1.5),
+    "first": lambda client: client.get_range("key", 0.0, 1),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_arguments_of_a_wrong_type_are_refused_without_any_wait(client, call):
+    client.put("key", b"value")
+    with pytest.raises(InvalidInput):
+        call(client)
+    assert client.exists("key")
+
+
+def test_numbers_and_texts_of_numpy_are_as_good_as_plain_ones(client):
+    key = np.str_("key")
+    assert client.put(key, b"value", replicas=np.int64(1)).status == "stored"
+    assert bytes(client.get(key)) == b"value"
+    assert bytes(client.get_range(key, np.int64(1), np.int8(2))) == b"al"
+    assert client.exists(key)
+    assert client.change_replica(key, count=np.int32(1)).wanted == 1
+    client.remove(key)
+
+
 def test_keys_are_listed_in_order_by_prefix(client):
     client.put_many({f"a/{index:03}": b"x" for index in range(30)} | {"b": b""})
     assert list(client.list("a/")) == [f"a/{index:03}" for index in range(30)]

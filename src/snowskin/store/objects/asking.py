@@ -12,9 +12,9 @@ from typing import TypeVar
 import msgspec
 
 from snowskin.store.objects.errors import ERRORS, MasterUnreachable, StoreRefused
-from snowskin.store.objects.frames import FrameReader, decode_reply, frame
+from snowskin.store.objects.frames import LENGTH, FrameReader, decode_question, decode_reply, frame
 from snowskin.store.objects.words import Question, Refusal, Reply, Warming
-from snowskin.terms.errors import TransferFailed
+from snowskin.terms.errors import InvalidInput, TransferFailed
 from snowskin.transfer.authentication import (
     HANDSHAKE_TIMEOUT_S,
     NotAuthenticated,
@@ -26,6 +26,8 @@ RETRY_S = 0.02
 IDLE_LIMIT = 16
 
 _T = TypeVar("_T")
+_UNPACKABLE = (TypeError, ValueError, OverflowError)
+"""What packing and unpacking raise for values of a wrong type."""
 
 
 class MasterConnection:
@@ -89,6 +91,7 @@ class MasterChannel:
 
         Raises:
             StoreError: the master refused, by the error's name; or the channel is closed.
+            InvalidInput: a question has an argument of a wrong type.
             MasterUnreachable: it did not answer in time.
         """
         reply = self.ask_any(question)
@@ -117,9 +120,12 @@ class MasterChannel:
                 if connection is not None:
                     connection.close()
                 self._drop_idle()
-            except BaseException:
+                _check(questions)
+            except BaseException as error:
                 if connection is not None:
                     connection.close()
+                if isinstance(error, _UNPACKABLE):
+                    _check(questions)
                 raise
             else:
                 self._give_back(connection)
@@ -148,8 +154,10 @@ class MasterChannel:
             connection.close()
             self._drop_idle()
             return None
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, _UNPACKABLE):
+                _check((question,))
             raise
         self._give_back(connection)
         return None if type(reply) is Warming else _checked(reply)
@@ -176,6 +184,21 @@ class MasterChannel:
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
+
+
+def _check(questions: Sequence[Question]) -> None:
+    """See whether a master could understand questions that went wrong.
+
+    Raises:
+        InvalidInput: it could not: an argument is of a wrong type.
+    """
+    for question in questions:
+        try:
+            decode_question(frame(question)[LENGTH.size :])
+        except _UNPACKABLE as error:
+            raise InvalidInput(
+                f"an argument of {type(question).__name__} is of a wrong type: {error}"
+            ) from error
 
 
 def _checked(reply: Reply) -> Reply:

@@ -61,8 +61,10 @@ def check_key(key: str) -> str:
     Raises:
         InvalidInput: it is no string, or empty, or too long.
     """
-    if not isinstance(key, str):
-        raise InvalidInput(f"a key is a string, not {type(key).__name__}: {key!r}")
+    if type(key) is not str:
+        if not isinstance(key, str):
+            raise InvalidInput(f"a key is a string, not {type(key).__name__}: {key!r}")
+        key = str.__str__(key)  # As of numpy, or an enumeration.
     try:
         size_bytes = len(key) if key.isascii() else len(key.encode())
     except UnicodeEncodeError as error:

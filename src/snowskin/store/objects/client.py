@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -166,7 +167,8 @@ class StoreClient:
             PoolFullError: no node can make room.
             StoreTimeout: another client is writing the key, and does not come to an end.
         """
-        check_key(key)
+        key = check_key(key)
+        replicas = _whole("replicas", replicas)
         if not 1 <= replicas <= REPLICAS_LIMIT:
             raise InvalidInput(f"replicas is {replicas}; it must be 1 to {REPLICAS_LIMIT}")
         wanted_pin = _pin(pin)
@@ -224,6 +226,7 @@ class StoreClient:
             InvalidInput: it ends before ``first``.
             KeyMissing, ReplicaUnreachable: see ``get``.
         """
+        first, count = _whole("first", first), _whole("count", count)
         if first < 0 or count < 0:
             raise InvalidInput(f"first and count are {first} and {count}; they must not be below 0")
         return self._reading.get_range(check_key(key), first, count)
@@ -334,7 +337,8 @@ class StoreClient:
             KeyMissing: there is no such object.
             StoreTimeout: it was removed, but a node does not confirm.
         """
-        self._reading.forget(check_key(key))
+        key = check_key(key)
+        self._reading.forget(key)
         self._master.ask(Remove(key), Done)
 
     def pin(self, key: str, pin: PinName = "hard") -> None:
@@ -362,6 +366,7 @@ class StoreClient:
             KeyMissing: there is no such object.
             StoreRefused: no such node is up.
         """
+        count = None if count is None else _whole("count", count)
         if (count is None) == (node is None) or (
             count is not None and not 1 <= count <= REPLICAS_LIMIT
         ):
@@ -388,8 +393,16 @@ class StoreClient:
             self._reading.renew()
 
 
+def _whole(name: str, value: int) -> int:
+    """A whole number of whichever type, numpy's too."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise InvalidInput(f"{name} is a whole number, not {value!r}") from error
+
+
 def _pin(name: str) -> Pin:
-    if name not in _PINS:
+    if not isinstance(name, str) or name not in _PINS:
         raise InvalidInput(f"pin is none, soft or hard, not {name!r}")
     return _PINS[name]
 
