@@ -28,6 +28,12 @@ def test_a_lone_request_takes_its_prefill_and_its_steps() -> None:
     assert record.tbt_s == pytest.approx(A800.decode.step_s(1, TOKENS + 10))
 
 
+def test_no_request_generates_more_than_the_limit() -> None:
+    played = trace(*[request(i / 10, PREFIX, output_tokens=500) for i in range(4)])
+    _, records = simulate_coupled(played, coupled(output_limit_tokens=7))
+    assert [record.output_tokens for record in records] == [7] * 4
+
+
 def test_a_prefill_makes_the_running_sequences_wait_and_their_tbt_tells() -> None:
     requests = trace(request(0.0, PREFIX, output_tokens=201), request(4.0, tuple(range(100, 140))))
     _, (first, second) = simulate_coupled(requests, coupled())

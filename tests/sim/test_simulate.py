@@ -28,6 +28,12 @@ def test_an_unloaded_request_takes_its_prefill_and_its_steps() -> None:
     assert record.tbt_s == pytest.approx(waits_s + A800.decode.step_s(1, tokens + 1))
 
 
+def test_no_request_generates_more_than_the_limit() -> None:
+    played = trace(*[request(i / 10, PREFIX, output_tokens=500) for i in range(4)])
+    outcome = simulate(played, config(output_limit_tokens=7), check=True)
+    assert [record.output_tokens for record in outcome.records] == [7] * 4
+
+
 def test_a_first_token_from_the_decode_node_comes_when_the_kv_is_there_and_waits_no_longer() -> (
     None
 ):

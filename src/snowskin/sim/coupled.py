@@ -128,7 +128,9 @@ class CoupledWorld:
         self._chunked = config.system == "vllm-chunked-prefill"
         self._arrival_s: list[float] = trace.arrival_s.tolist()
         self._prompt_tokens: list[int] = trace.prompt_tokens.tolist()
-        self._output_tokens: list[int] = np.maximum(trace.output_tokens, 1).tolist()
+        self._output_tokens: list[int] = np.clip(
+            trace.output_tokens, 1, self._output_limit_tokens
+        ).tolist()
         self._starts: list[int] = trace.block_starts.tolist()
 
     def _instance(self, index: int) -> Instance:

@@ -93,7 +93,9 @@ class World:
         self.journey = Journey(self.calendar, self.network, self.nodes, self.tell, rules)
         self._arrival_s: list[float] = trace.arrival_s.tolist()
         self._prompt_tokens: list[int] = trace.prompt_tokens.tolist()
-        self._output_tokens: list[int] = np.maximum(trace.output_tokens, 1).tolist()
+        self._output_tokens: list[int] = np.clip(
+            trace.output_tokens, 1, self._output_limit_tokens
+        ).tolist()
         self._starts: list[int] = trace.block_starts.tolist()
         self._keys: tuple[BlockKey, ...] = ()
         self._keys_from = self._keys_until = 0
