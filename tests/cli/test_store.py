@@ -48,6 +48,14 @@ def test_a_file_goes_in_and_comes_out_and_ctrl_c_ends_all_in_order(store, tmp_pa
         assert not is_running(process.pid)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1,", ",", "127.0.0.1, 127.0.0.1", ""])
+@pytest.mark.parametrize("options", [[], ["--cluster-key", "k"]])
+def test_addresses_of_a_node_are_each_named_once(host, options):
+    refused = run("node", "--host", host, *options)
+    assert refused.returncode == 2
+    assert b"give one address, or several different ones" in refused.stderr
+
+
 def test_what_others_could_reach_needs_a_cluster_key():
     refused = run("master", "--host", "0.0.0.0", "--port", "0")
     assert refused.returncode == 2

@@ -34,8 +34,18 @@ def check_exposure(host: str, cluster_key: bytes) -> None:
 
 
 def split_hosts(hosts: str) -> tuple[str, ...]:
-    """Addresses that were given as one word, separated by commas."""
-    return tuple(host.strip() for host in hosts.split(","))
+    """Addresses that were given as one word, separated by commas.
+
+    Raises:
+        InvalidInput: one is missing, or there twice: it would count as two paths.
+    """
+    addresses = tuple(host.strip() for host in hosts.split(","))
+    if "" in addresses or len(set(addresses)) < len(addresses):
+        raise InvalidInput(
+            f"--host {hosts!r}: give one address, or several different ones with commas between",
+            parameter="host",
+        )
+    return addresses
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:

@@ -96,12 +96,13 @@ class StoreNode:
         """Take the memory and the ports.
 
         Raises:
-            InvalidInput: more memory than is available, or the SSD directory cannot be used.
+            InvalidInput: more memory than is available, or the SSD directory cannot be used, or
+                an address is missing.
             StoreRefused: the port is taken.
         """
         self._config = config
-        self._segment = Segment.create(object_layout(config.dram_bytes))
         hosts = split_hosts(config.host)
+        self._segment = Segment.create(object_layout(config.dram_bytes))
         self._tcp = [listen_tcp(host, config.port) for host in hosts]
         addresses = config.reached_at or tuple(
             Address(
