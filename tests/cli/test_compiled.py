@@ -24,12 +24,6 @@ def run(source: Path, *arguments: str) -> None:
     subprocess.run(command, env=environment, check=True, timeout=240, capture_output=True)
 
 
-def test_what_can_be_compiled_here_is_compiled():
-    if shutil.which("cc") is None and shutil.which("gcc") is None:
-        pytest.skip("no C compiler")
-    assert compiled_count() > 0, "run `make setup`; after `make pure` this test is out of place"
-
-
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "length-aware"])
 def test_compiled_and_plain_modules_give_the_same_bytes(tmp_path, eviction):
     if not compiled_count():
