@@ -60,6 +60,7 @@ def test_a_rival_refuses_what_it_would_not_heed(trace: str) -> None:
     ("options", "words"),
     [
         (["--system", "sglang"], "--system sglang: give mooncake, vllm"),
+        (["--json", "nowhere/out.json"], "there is no folder nowhere to write out.json into"),
         (["--dram-gb", "0"], "--dram-gb 0: give more than 0"),
         (["--sweep", "prefill=1,2", "--plots", "here"], "--plots does not go with --sweep"),
         (["--sweep", "speed=1..3"], "FIRST..LAST is for whole numbers alone, so list each"),

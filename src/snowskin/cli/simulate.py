@@ -92,6 +92,7 @@ def simulate(
 
     if system not in SYSTEMS:
         raise InvalidInput(f"--system {system}: give {', '.join(SYSTEMS)}", parameter="--system")
+    _check_folder(json)
     began_s = time.perf_counter()
     with without_collector():
         read = read_trace(trace)
@@ -175,6 +176,7 @@ def cache_curve(
     from snowskin.sim import cache_curve as curve
     from snowskin.trace.formats import read_trace
 
+    _check_folder(json)
     read = read_trace(trace)
     sizes = [_size(text) for text in blocks.split(",")]
     policies = [name.strip() for name in policy.split(",")]
@@ -304,6 +306,12 @@ def figure(name: str, value: float | None) -> str:
     if name.endswith("_ratio"):
         return f"{value:.1%}"
     return f"{value:,.2f}"
+
+
+def _check_folder(path: Path | None) -> None:
+    """Refuse before a long run what could not be written after it."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InvalidInput(f"there is no folder {path.parent} to write {path.name} into; make it")
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from snowskin.conductor.prediction import Correction
 from snowskin.cost.costs import LinkCost
 from snowskin.terms.commands import Decision
 from snowskin.terms.events import IncomingTraffic, NodeJoined, RequestArrived
-from snowskin.terms.ids import NodeId, Role
+from snowskin.terms.ids import NodeId
 
 
 class Stage:
@@ -27,8 +27,6 @@ class Node:
     """What both kinds of node have: a name, limits and an outgoing link."""
 
     __slots__ = ("_told_bytes", "egress_bytes", "joined", "link", "measured", "node")
-
-    role: Role
 
     def __init__(self, joined: NodeJoined, *, link: Correction) -> None:
         self.node: NodeId = joined.node
@@ -105,8 +103,6 @@ class PrefillNode(Node):
         "running_s",
         "since_s",
     )
-
-    role = Role.PREFILL
 
     def __init__(self, joined: NodeJoined, *, link: Correction, compute: Correction) -> None:
         super().__init__(joined, link=link)
@@ -221,8 +217,6 @@ class DecodeNode(Node):
         "present_reserved_tokens",
         "present_tokens",
     )
-
-    role = Role.DECODE
 
     def __init__(self, joined: NodeJoined, *, link: Correction, compute: Correction) -> None:
         super().__init__(joined, link=link)
