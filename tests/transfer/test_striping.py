@@ -288,6 +288,19 @@ def test_many_pulls_at_once_use_a_bounded_number_of_threads(owner, reader):
     assert max(most) <= before + len(threads) + HELPERS_LIMIT
 
 
+def test_two_of_three_paths_that_damage_all_cost_no_block(owner, reader, paths):
+    blocks = reader.blocks(owner.tell("fill", 16))
+    relays, peer = paths(owner, None, None, None)
+    for relay in relays[:2]:
+        relay.harm_now("damage")
+    for _ in range(6):
+        engine = reader.engine("tcp", settings=TransferSettings(connections_per_path=2))
+        result = engine.pull(peer, blocks, timeout_s=60)
+        assert all(result.landed)
+        reader.assert_right(blocks, result)
+        engine.close()
+
+
 def test_paths_that_fail_at_random_never_cost_a_byte_while_one_lives(owner, reader, paths):
     generations = owner.tell("fill", 16)
     rng = np.random.default_rng(5)

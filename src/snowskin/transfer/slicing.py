@@ -26,7 +26,8 @@ BATCH_MOST_BYTES = 32 << 20
 RANGES_LIMIT = 65_536
 """Most ranges in one batch."""
 ATTEMPTS_LIMIT = 3
-"""A range that has arrived damaged so often is given up: then it is not the path's fault."""
+"""A range is given up that has arrived damaged so often for each path that there is: then it is
+not the fault of one of them."""
 
 
 class Range(NamedTuple):

@@ -10,7 +10,7 @@ import xxhash
 
 from snowskin.transfer.paths import Flight, Path
 from snowskin.transfer.progress import PullProgress
-from snowskin.transfer.slicing import ATTEMPTS_LIMIT, Batch, Range, SliceBoard
+from snowskin.transfer.slicing import Batch, Range, SliceBoard
 from snowskin.transfer.transports.striping import Stopped
 from snowskin.transfer.wire import (
     COMPUTE,
@@ -35,12 +35,16 @@ SLOWEST_BYTES_PER_S = 4 << 20
 class PullState:
     """What the workers of one pull share; changed under the progress's lock.
 
+    Args:
+        attempts_limit: a range that has arrived damaged so often is given up.
+
     Attributes:
         checksums: stored ones of sealed blocks, as far as the peer has told them.
     """
 
-    def __init__(self, progress: PullProgress, board: SliceBoard) -> None:
+    def __init__(self, progress: PullProgress, board: SliceBoard, attempts_limit: int) -> None:
         self.progress = progress
+        self.attempts_limit = attempts_limit
         self.board = board
         self.bytes = progress.segment.data.reshape(-1).data
         self.checksums: dict[int, int] = {}
@@ -207,7 +211,7 @@ class Receiving:
     def _again(self, index: int) -> None:
         """A range arrived damaged: have it asked for again, or give its block up."""
         rest = self._rest(index)
-        if rest.attempt + 1 < ATTEMPTS_LIMIT:
+        if rest.attempt + 1 < self._state.attempts_limit:
             self._state.damaged_ranges += 1
             self._state.board.give_back([rest._replace(attempt=rest.attempt + 1)])
             return

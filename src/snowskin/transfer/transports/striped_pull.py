@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from snowskin.transfer.paths import Flight, Path
 from snowskin.transfer.peer import Peer
 from snowskin.transfer.progress import PullProgress
-from snowskin.transfer.slicing import Batch, SliceBoard
+from snowskin.transfer.slicing import ATTEMPTS_LIMIT, Batch, SliceBoard
 from snowskin.transfer.transports.receiving import PullState, Receiving
 from snowskin.transfer.transports.striping import Striping
 
@@ -26,9 +26,10 @@ class StripedPull(Striping):
             progress.segment.layout.slot_bytes,
             slice_bytes=transport.settings.slice_bytes,
         )
-        super().__init__(transport, transport.paths(peer), board, progress.lock)
+        paths = transport.paths(peer)
+        super().__init__(transport, paths, board, progress.lock)
         self._progress = progress
-        self._state = PullState(progress, board)
+        self._state = PullState(progress, board, ATTEMPTS_LIMIT * len(paths))
 
     def run(self) -> None:
         """See ``TcpTransport.pull``.
