@@ -73,8 +73,11 @@ class Route:
 
     def give_back(self, channel: NodeChannel) -> None:
         """Keep a connection that is between two requests."""
-        if self.is_open and len(self._idle) < IDLE_LIMIT:
+        if len(self._idle) < IDLE_LIMIT:
             self._idle.append(channel)
+            if self.is_open:
+                return
+            self.close()  # It may have been closed since, and what is idle must be closed then.
         else:
             channel.close()
 
@@ -97,6 +100,7 @@ class Routes:
         self._cluster_key = cluster_key
         self._transport = transport
         self._routes: dict[tuple[str, bool], Route] = {}
+        self._is_open = True
         self._lock = threading.Lock()
 
     def to(self, address: NodeAddress, *, unix: bool) -> Route:
@@ -105,6 +109,9 @@ class Routes:
         if route is None:
             made = Route(address, partial(self._connect, address, unix=unix))
             with self._lock:
+                if not self._is_open:
+                    made.close()  # It keeps no connection.
+                    return made
                 route = self._routes.setdefault((address.session, unix), made)
         return route
 
@@ -119,8 +126,9 @@ class Routes:
             self._transport.forget(path)
 
     def close(self) -> None:
-        """Close all idle connections."""
+        """Close all idle connections, and keep none from now on."""
         with self._lock:
+            self._is_open = False
             routes, self._routes = self._routes, {}
         for route in routes.values():
             route.close()

@@ -86,6 +86,7 @@ class TcpTransport:
         self._cluster_key = cluster_key
         self._nics = tuple(nics)
         self._lock = threading.Lock()
+        self._is_open = True
         self._pool: EndpointPool[Path, socket.socket] = EndpointPool(
             IDLE_LIMIT, max(IDLE_PER_PATH_LIMIT, self.settings.connections_per_path)
         )
@@ -108,9 +109,10 @@ class TcpTransport:
             return TcpStat(**{**self._counts, "evicted_paths": self._pool.evicted_total})
 
     def close(self) -> None:
-        """Close the idle connections. No pull may be running."""
+        """Close the idle connections. Pulls that run end first, without further workers."""
         self._helpers.shutdown()
         with self._lock:
+            self._is_open = False
             for connection in self._pool.clear():
                 connection.close()
 
@@ -133,7 +135,11 @@ class TcpTransport:
         """As many further workers as there are places for, at most so many."""
         helpers: list[Future[None]] = []
         while len(helpers) < wanted and self._helper_places.acquire(blocking=False):
-            future = self._helpers.submit(work)
+            try:
+                future = self._helpers.submit(work)
+            except RuntimeError:  # It was closed meanwhile.
+                self._helper_places.release()
+                break
             future.add_done_callback(lambda _: self._helper_places.release())
             helpers.append(future)
         return helpers
@@ -159,7 +165,7 @@ class TcpTransport:
     def give(self, path: Path, connection: socket.socket) -> None:
         """Keep a connection for the next pull."""
         with self._lock:
-            spare = self._pool.give(path, connection)
+            spare = self._pool.give(path, connection) if self._is_open else (connection,)
         for one in spare:
             one.close()
 
