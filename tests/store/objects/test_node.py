@@ -1,13 +1,18 @@
 """What a node and a master withstand, and how a node makes room."""
 
+import contextlib
 import random
 import socket
+import threading
 
 import pytest
 
 from snowskin.store import KeyMissing, StoreRefused
 from snowskin.store.objects.channels import NodeChannel
+from snowskin.store.objects.frames import frame
+from snowskin.store.objects.master import UNSENT_LIMIT_BYTES
 from snowskin.store.objects.node import NodeConfig
+from snowskin.store.objects.words import BATCH_LIMIT, ListKeys
 from snowskin.terms.errors import InvalidInput
 from snowskin.transfer.authentication import NotAuthenticated, authenticate_as_client
 
@@ -68,6 +73,36 @@ def test_noise_ends_its_connection_and_nothing_else(store):
     other = store.client(transport="tcp")
     assert bytes(client.get("key")) == bytes(other.get("key")) == content(MIB)
     assert client.put("after", b"noise").status == "stored"
+
+
+def test_who_comes_while_no_thread_can_be_started_is_turned_away_and_others_are_served(store):
+    store.node()
+    size_bytes = threading.stack_size(1 << 47)
+    try:
+        with socket.create_connection(store.master.address, 5.0) as early:
+            early.settimeout(5.0)
+            assert early.recv(1) == b""
+    finally:
+        threading.stack_size(size_bytes)
+    assert store.client().put("key", b"value").status == "stored"
+
+
+def test_callers_who_take_no_answers_are_cut_off_and_others_are_served(store):
+    store.node()
+    client = store.client()
+    for index in range(200):
+        client.put(f"{index:03}" + "x" * 900, b"")
+    question = frame(ListKeys("", None, BATCH_LIMIT))
+    with socket.create_connection(store.master.address, 5.0) as deaf:
+        authenticate_as_client(deaf, b"")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2 * UNSENT_LIMIT_BYTES // (200 * 900)):
+                deaf.sendall(question)
+        assert len(list(client.list())) == 200
+        # It gets what had been sent, and then the end.
+        with contextlib.suppress(ConnectionError):
+            while deaf.recv(1 << 20):
+                pass
 
 
 def test_two_nodes_of_one_name_are_told_apart(store):

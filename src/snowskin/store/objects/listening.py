@@ -121,6 +121,11 @@ def run_handshakes(
             if not places.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=attend, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=attend, args=(connection,), daemon=True).start()
+            except RuntimeError:  # The system has no room for another thread just now.
+                places.release()
+                connection.close()
+                time.sleep(_ACCEPT_PAUSE_S)
 
     threading.Thread(target=accept, name="accept", daemon=True).start()

@@ -6,6 +6,7 @@ no locks. Callers authenticate on threads of their own before the loop hears of 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import queue
 import random
@@ -342,7 +343,8 @@ class Master:
         if caller.unsent:
             caller.unsent += packed
             if len(caller.unsent) > UNSENT_LIMIT_BYTES:
-                caller.connection.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # It may be gone already.
+                    caller.connection.shutdown(socket.SHUT_RDWR)
             return
         try:
             sent = caller.connection.send(packed)
