@@ -30,14 +30,16 @@ def _proof(cluster_key: bytes, role: bytes, client: bytes, server: bytes) -> byt
     return hmac.digest(cluster_key, _MAGIC + role + client + server, hashlib.sha256)
 
 
-def authenticate_as_client(connection: socket.socket, cluster_key: bytes) -> None:
-    """Prove ourselves to a server, and have it prove itself first.
+def authenticate_as_client(
+    connection: socket.socket, cluster_key: bytes, *, timeout_s: float = HANDSHAKE_TIMEOUT_S
+) -> None:
+    """Prove ourselves to a server, and have it prove itself first, all within a time.
 
     Raises:
         NotAuthenticated: it is no Messenger of this cluster.
         OSError: the connection broke or timed out.
     """
-    deadline_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     challenge = os.urandom(_CHALLENGE_BYTES)
     connection.sendall(_MAGIC + challenge)
     answer = receive_exactly(connection, _CHALLENGE_BYTES + _PROOF_BYTES, deadline_s=deadline_s)

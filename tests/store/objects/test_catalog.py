@@ -43,7 +43,7 @@ class CatalogLaws(RuleBasedStateMachine):
         self.up = set()
         self.holds = {}  # (node, key) -> content: what nodes have told and not given up
         self.writing = {}  # key -> (owner, content, until_s)
-        self.removing = {}  # key -> (ticket, numbers of commands not ended)
+        self.removing = {}  # key -> tickets of those who wait for it
         self.sent = {}  # number -> (node, message)
         self.void = set()  # numbers of copies whose object was removed meanwhile
         self.answered = {}
@@ -143,6 +143,10 @@ class CatalogLaws(RuleBasedStateMachine):
         nodes = [at[0] for at in self.holds if at[1] == key]
         before = set(self.sent)
         self.carry(self.catalog.remove(key, ticket, now_s=self.now_s))
+        if not nodes and key in self.removing:
+            assert ticket not in self.answered
+            self.removing[key].append(ticket)
+            return
         if not nodes:
             assert self.answered[ticket].error == "KeyMissing"
             return
@@ -150,7 +154,7 @@ class CatalogLaws(RuleBasedStateMachine):
         assert sorted(self.sent[number][0] for number in numbers) == sorted(nodes)
         for node in nodes:
             del self.holds[node, key]
-        self.removing[key] = ticket
+        self.removing[key] = [ticket]
         self.void |= {
             number
             for number, (_, message) in self.sent.items()
@@ -209,9 +213,10 @@ class CatalogLaws(RuleBasedStateMachine):
 
     @invariant()
     def what_is_readable_is_what_nodes_hold(self):
-        for key, ticket in list(self.removing.items()):
-            if ticket in self.answered:
-                answer = self.answered[ticket]
+        for key, tickets in list(self.removing.items()):
+            if tickets[0] in self.answered:
+                answer = self.answered[tickets[0]]
+                assert all(self.answered[ticket] == answer for ticket in tickets)
                 assert answer == Done() or answer.error == "StoreTimeout"
                 del self.removing[key]
         chain = ["k0", "k1", "k2", "k3"]

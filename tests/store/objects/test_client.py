@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import socket
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ from snowskin.store.objects.serving import LEASES_LIMIT
 from snowskin.store.objects.store import digest_of
 from snowskin.store.objects.words import Pin, TransferState
 from snowskin.terms.errors import InvalidInput
-from snowskin.transfer.authentication import NotAuthenticated
+from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, NotAuthenticated
 
 from .running import MIB, LocalStore, ProcessStore, content, wait_until
 
@@ -291,6 +293,16 @@ def test_a_closed_client_says_so_and_opens_nothing_any_more(client):
 def test_times_that_sockets_cannot_be_told_are_refused(timeout_s):
     with pytest.raises(InvalidInput, match="timeout_s"):
         StoreClient(timeout_s=timeout_s)
+
+
+def test_a_master_that_takes_calls_and_says_nothing_is_given_up_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with StoreClient(address, timeout_s=0.2) as client:
+            begin_s = time.monotonic()
+            with pytest.raises(MasterUnreachable):
+                client.exists("key")
+            assert time.monotonic() - begin_s < HANDSHAKE_TIMEOUT_S
 
 
 def test_threads_share_a_client(client):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from snowskin.store import StoreError
+from snowskin.store import KeyMissing, MasterUnreachable, StoreError
 from snowskin.store.objects.channels import SILENCE_S
 
 from .restless import value_of
@@ -191,5 +191,23 @@ def test_a_node_that_falls_silent_is_passed_over(tmp_path):
             store.nodes[silent].process.send_signal(signal.SIGCONT)
             for key in keys:
                 assert bytes(client.get(key)) == value_of(key)
+    finally:
+        store.close()
+
+
+def test_a_removal_that_a_silent_node_holds_up_is_not_taken_for_a_missing_key(tmp_path):
+    store = ProcessStore(["node-0"])
+    try:
+        with store.client() as client, store.client(timeout_s=0.3) as hasty:
+            client.put("key", value_of("key"))
+            assert hasty.exists("key")
+            store.nodes["node-0"].process.send_signal(signal.SIGSTOP)
+            with pytest.raises(MasterUnreachable):
+                hasty.remove("key")
+            store.nodes["node-0"].process.send_signal(signal.SIGCONT)
+            wait_until(lambda: client.put("key", b"other").status == "stored")
+            client.remove("key")
+            with pytest.raises(KeyMissing):
+                client.remove("key")
     finally:
         store.close()

@@ -39,10 +39,11 @@ class MasterConnection:
         Raises:
             OSError, NotAuthenticated: it did not work.
         """
-        self._socket = socket.create_connection(address, HANDSHAKE_TIMEOUT_S)
+        timeout_s = min(HANDSHAKE_TIMEOUT_S, silence_s)
+        self._socket = socket.create_connection(address, timeout_s)
         try:
             tune(self._socket)
-            authenticate_as_client(self._socket, cluster_key)
+            authenticate_as_client(self._socket, cluster_key, timeout_s=timeout_s)
             self._socket.settimeout(None)
             timeout = struct.pack("@ll", int(silence_s), int(silence_s % 1 * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
@@ -106,7 +107,7 @@ class MasterChannel:
 
     def ask_all(self, questions: Sequence[Question]) -> list[Reply]:
         """The answers to several questions of the same kind; see ``ask``."""
-        deadline_s: float | None = None
+        deadline_s = time.monotonic() + self._timeout_s
         while True:
             connection: MasterConnection | None = None
             problem: Exception | None = None
@@ -131,13 +132,13 @@ class MasterChannel:
                 self._give_back(connection)
                 if not any(isinstance(reply, Warming) for reply in replies):
                     return [_checked(reply) for reply in replies]
-            now_s = time.monotonic()
-            deadline_s = now_s + self._timeout_s if deadline_s is None else deadline_s
-            if now_s >= deadline_s:
+            if time.monotonic() >= deadline_s:
                 host, port = self.address
+                silent = isinstance(problem, BlockingIOError | TimeoutError)
+                why = "it is silent" if silent else problem or "it has just started"
                 raise MasterUnreachable(
                     f"the master at {host}:{port} did not answer within {self._timeout_s} s "
-                    f"({problem or 'it has just started'}); start it with `snowskin store master`, "
+                    f"({why}); start it with `snowskin store master`, "
                     "or correct its address"
                 ) from problem
             time.sleep(RETRY_S)

@@ -226,6 +226,9 @@ class Catalog:
     def remove(self, key: str, ticket: object, *, now_s: float) -> tuple[Output, ...]:
         """Take a key from its nodes; the answer comes when none serves it any more."""
         held = self.readable.pop(key, None)
+        if held is None and key in self._leaving:
+            self._leaving[key].tickets.append(ticket)
+            return ()
         if held is None:
             return (Say(ticket, Refusal("KeyMissing", missing_message(key))),)
         errand = Errand(key, ticket, now_s + COMMAND_S, removes=True)
@@ -259,7 +262,7 @@ class Catalog:
             return ()
         if errand.removes:
             del self._leaving[errand.key]
-        return (Say(errand.ticket, Done()),)
+        return tuple(Say(ticket, Done()) for ticket in errand.tickets)
 
     def drop_replica(self, key: str, name: str) -> Send:
         """Give one of several replicas up."""
@@ -314,7 +317,7 @@ class Catalog:
                 f"{names} did not confirm within {COMMAND_S:.0f} s that {errand.key!r} was "
                 f"{'removed' if errand.removes else 'pinned or unpinned'}; it is done on all others"
             )
-            outputs.append(Say(errand.ticket, Refusal("StoreTimeout", message)))
+            outputs += [Say(ticket, Refusal("StoreTimeout", message)) for ticket in errand.tickets]
         return tuple(outputs)
 
     def node_stats(self) -> tuple[NodeStat, ...]:

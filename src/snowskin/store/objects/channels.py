@@ -26,7 +26,7 @@ from snowskin.store.objects.wire import (
     unpack_reply,
 )
 from snowskin.store.objects.words import Located, NodeAddress
-from snowskin.transfer.authentication import HANDSHAKE_TIMEOUT_S, authenticate_as_client
+from snowskin.transfer.authentication import authenticate_as_client
 from snowskin.transfer.paths import Path
 from snowskin.transfer.topology import pair_paths
 from snowskin.transfer.wire import ConnectionEnded, limit_blocking, receive_exactly, tune
@@ -97,12 +97,12 @@ class NodeChannel:
                 paths or pair_paths(address.node, address.every_address, ()), failed
             )
         try:
-            connection.settimeout(HANDSHAKE_TIMEOUT_S)
+            connection.settimeout(SILENCE_S)
             if unix:
                 connection.connect(f"\0{address.unix}")
             else:
                 tune(connection)
-            authenticate_as_client(connection, cluster_key)
+            authenticate_as_client(connection, cluster_key, timeout_s=SILENCE_S)
             limit_blocking(connection, receive_s=SILENCE_S, send_s=SILENCE_S)
         except BaseException:
             connection.close()
@@ -258,7 +258,7 @@ def _connect(paths: Sequence[Path], failed: Callable[[Path], object]) -> socket.
     for path in paths:
         origin = (path.local_host, 0) if path.local_host is not None else None
         try:
-            return socket.create_connection((path.host, path.port), HANDSHAKE_TIMEOUT_S, origin)
+            return socket.create_connection((path.host, path.port), SILENCE_S, origin)
         except OSError as error:
             failed(path)
             failure = error

@@ -55,13 +55,13 @@ class CatalogNode:
 
 
 class Errand:
-    """Commands to nodes that a question waits for; ``waiting``: number of the command → node."""
+    """Commands to nodes that questions wait for; ``waiting``: number of the command → node."""
 
-    __slots__ = ("key", "removes", "ticket", "until_s", "waiting")
+    __slots__ = ("key", "removes", "tickets", "until_s", "waiting")
 
     def __init__(self, key: str, ticket: object, until_s: float, *, removes: bool) -> None:
         self.key = key
-        self.ticket = ticket
+        self.tickets = [ticket]
         self.until_s = until_s
         self.removes = removes
         self.waiting: dict[int, str] = {}

@@ -247,19 +247,22 @@ class Reading:
         failure: Exception | None = None
         known = self._known.get(key)
         is_fresh = False
+        silent: set[str] = set()
         while True:
             if known is None:
                 known = self._locate(key)
                 is_fresh = True
             for name in self._in_order(known.located.nodes):
                 address = self._address(name)
-                if address is None:
+                if address is None or (name in silent and time.monotonic() >= deadline_s):
                     continue
                 try:
                     result = act(address, known)
                 except (OSError, TransferFailed) as error:
                     failure = error
                     self._note_failure(address, error)
+                    if _is_silence(error):
+                        silent.add(name)
                     continue
                 if result is not None:
                     return result
@@ -312,8 +315,7 @@ class Reading:
 
     def _note_failure(self, address: NodeAddress, error: Exception) -> None:
         """A node failed: forget its connections and where it was."""
-        silent = isinstance(error, BlockingIOError | TimeoutError)
-        cooldown_s = SILENT_COOLDOWN_S if silent else COOLDOWN_S
+        cooldown_s = SILENT_COOLDOWN_S if _is_silence(error) else COOLDOWN_S
         if len(self._shunned_s) > REMEMBERED_LIMIT:
             self._shunned_s.clear()
         self._shunned_s[address.name] = time.monotonic() + cooldown_s
@@ -377,6 +379,10 @@ class Reading:
     def _is_here_by_name(self, name: str) -> bool:
         address = self._book.get(name)
         return address is None or self._is_here(address)
+
+
+def _is_silence(error: Exception) -> bool:
+    return isinstance(error, BlockingIOError | TimeoutError)
 
 
 def _fresh(size_bytes: int) -> memoryview:
