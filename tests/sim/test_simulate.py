@@ -150,6 +150,20 @@ def test_a_slow_link_delays_decode_but_not_the_first_token() -> None:
     assert late.finished_s > 2 * fast.finished_s
 
 
+def test_a_link_stays_as_slow_as_the_worst_that_still_goes_on() -> None:
+    node = NodeId("prefill-0")
+    slow, less = LinkSlows(node, 0.0, 1000.0, 0.001), LinkSlows(node, 0.0, 0.01, 0.5)
+    requests = trace(request(0.0, PREFIX))
+    alone = simulate(requests, config(prefill_nodes=1, faults=(slow,))).records
+    for faults in ((slow, less), (less, slow)):
+        assert simulate(requests, config(prefill_nodes=1, faults=faults)).records == alone
+
+
+def test_a_count_that_is_no_whole_number_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match=r"decode_nodes must be a whole number \(int\), not 2.0"):
+        config(decode_nodes=2.0)
+
+
 @pytest.mark.parametrize("admission", ["baseline", "early", "predicted"])
 def test_overload_is_turned_away_and_counted(admission: str) -> None:
     requests = [request(i / 50, tuple(range(100 * i, 100 * i + 80))) for i in range(60)]

@@ -85,13 +85,11 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("prefill_nodes", "decode_nodes", "sequence_limit", "queue_limit"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InvalidInput(f"{name} must be at least 1, not {value}", parameter=name)
+            _check_count(name, getattr(self, name))
         for name in ("blocks", "device_tokens", "output_limit_tokens"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidInput(f"{name} must be at least 1, not {value}", parameter=name)
+            if value is not None:
+                _check_count(name, value)
         if not self.report_s > 0:
             raise InvalidInput(
                 f"report_s must be greater than 0, not {self.report_s}", parameter="report_s"
@@ -151,6 +149,13 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Layers of the model, for layer-wise streaming; 80 where its shape has no name."""
         shape = SHAPES.get(self.profile.model)
         return shape.layers if shape is not None else 80
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int):
+        raise InvalidInput(f"{name} must be a whole number (int), not {value!r}", parameter=name)
+    if value < 1:
+        raise InvalidInput(f"{name} must be at least 1, not {value}", parameter=name)
 
 
 def node_device_tokens(profile: Profile) -> int:

@@ -69,6 +69,8 @@ class World:
         self.nodes: dict[NodeId, SimNode] = {}
         self.gone: list[SimNode] = []
         """Nodes that died; what they did before still counts."""
+        self._slowed: dict[NodeId, list[float]] = {}
+        """The factors of the slow links that go on."""
         profile = config.profile
         link = profile.transfer
         self.network = Network(
@@ -217,6 +219,7 @@ class World:
             node = DecodeNode(name, memory, batch)
         self.nodes[name] = node
         self.network.join(name)
+        self._set_rate(name)
         self.tell(
             NodeJoined(
                 name,
@@ -250,14 +253,20 @@ class World:
             case NodeDies():
                 self._die(fault)
             case LinkSlows():
-                self.network.set_rate(fault.node, fault.factor)
+                self._slowed.setdefault(fault.node, []).append(fault.factor)
+                self._set_rate(fault.node)
                 end_s = self.calendar.now_s + fault.duration_s
-                self.calendar.at(end_s, Rank.FAULT, self._restore_link, fault.node)
+                self.calendar.at(end_s, Rank.FAULT, self._restore_link, fault)
             case _:
                 assert_never(fault)
 
-    def _restore_link(self, name: NodeId) -> None:
-        self.network.set_rate(name, 1.0)
+    def _restore_link(self, fault: LinkSlows) -> None:
+        self._slowed[fault.node].remove(fault.factor)
+        self._set_rate(fault.node)
+
+    def _set_rate(self, name: NodeId) -> None:
+        """A link is as slow as the worst of what it suffers from."""
+        self.network.set_rate(name, min(self._slowed.get(name, []), default=1.0))
 
     def _die(self, fault: NodeDies) -> None:
         node = self.nodes.pop(fault.node, None)
