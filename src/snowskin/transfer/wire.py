@@ -23,6 +23,8 @@ more closes it.
 from __future__ import annotations
 
 import enum
+import os
+import select
 import socket
 import struct
 import time
@@ -131,6 +133,33 @@ def limit_blocking(connection: socket.socket, *, receive_s: float, send_s: float
         microseconds = max(1, round(limit_s * 1e6))
         packed = struct.pack("@ll", *divmod(microseconds, 1_000_000))
         connection.setsockopt(socket.SOL_SOCKET, option, packed)
+
+
+class Lookout:
+    """Looks a little while for an answer before one sleeps until it comes.
+
+    A thread that sleeps is woken some tens of microseconds late, which is longer than a node needs
+    for a small answer: on an idle machine a round trip took 20 µs with, and 53 without. Whoever
+    else wants the core gets it in between; and who has looked in vain has lost as little.
+    """
+
+    LOOKS = 40
+    """About 50 µs in all."""
+
+    __slots__ = ("_poll",)
+
+    def __init__(self, connection: socket.socket) -> None:
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        self._poll = poll.poll
+
+    def look(self) -> None:
+        """Return when bytes, or the end, have come, or after so many looks."""
+        poll = self._poll
+        for _ in range(self.LOOKS):
+            if poll(0):
+                return
+            os.sched_yield()
 
 
 class ConnectionEnded(ConnectionError):

@@ -20,7 +20,7 @@ from snowskin.transfer.authentication import (
     NotAuthenticated,
     authenticate_as_client,
 )
-from snowskin.transfer.wire import tune
+from snowskin.transfer.wire import Lookout, tune
 
 RETRY_S = 0.02
 IDLE_LIMIT = 16
@@ -52,10 +52,12 @@ class MasterConnection:
             self._socket.close()
             raise
         self._reader = FrameReader(self._socket)
+        self._lookout = Lookout(self._socket)
 
     def ask(self, question: Question) -> Reply:
         """The answer to one question."""
         self._socket.sendall(frame(question))
+        self._lookout.look()
         return decode_reply(self._reader.receive())
 
     def ask_all(self, questions: Sequence[Question]) -> list[Reply]:
@@ -65,6 +67,7 @@ class MasterConnection:
             self._socket.sendall(frame(question))
             if position:
                 replies.append(decode_reply(self._reader.receive()))
+        self._lookout.look()
         replies.append(decode_reply(self._reader.receive()))
         return replies
 

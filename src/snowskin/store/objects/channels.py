@@ -29,11 +29,20 @@ from snowskin.store.objects.words import Located, NodeAddress
 from snowskin.transfer.authentication import authenticate_as_client
 from snowskin.transfer.paths import Path
 from snowskin.transfer.topology import pair_paths
-from snowskin.transfer.wire import ConnectionEnded, limit_blocking, receive_exactly, tune
+from snowskin.transfer.wire import (
+    ConnectionEnded,
+    Lookout,
+    limit_blocking,
+    receive_exactly,
+    tune,
+)
 
 if TYPE_CHECKING:
     from snowskin.store.objects.routes import Route
 
+LOOKED_FOR_BYTES = 256 << 10
+"""Of larger answers the wait for the first byte is the least part, and other clients want the core.
+"""
 SILENCE_S = 3.0
 """A node that sends and takes nothing for so long is given up."""
 
@@ -66,6 +75,7 @@ class NodeChannel:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+        self._lookout = Lookout(connection)
         self._head = bytearray(REPLY_BYTES)
         self._head_view = memoryview(self._head)
         self._ahead = b""
@@ -116,6 +126,7 @@ class NodeChannel:
 
     def reply(self) -> Reply:
         """The head of the next reply."""
+        self._lookout.look()
         received = self.connection.recv_into(self._head_view)
         while received < REPLY_BYTES:
             more = self.connection.recv_into(self._head_view[received:])
@@ -157,6 +168,8 @@ class NodeChannel:
             OK, the payload is still to be taken.
         """
         self.connection.sendall(request)
+        if len(target) <= LOOKED_FOR_BYTES:
+            self._lookout.look()
         received = self.connection.recvmsg_into((self._head_view, target))[0]
         return self._finish(received, target)
 
@@ -212,6 +225,8 @@ class NodeChannel:
     def _take_known(self, known: Known, target: memoryview) -> bool:
         """Receive an object. The head that must come is known to the byte, so nothing has to be
         taken apart."""
+        if len(target) <= LOOKED_FOR_BYTES:
+            self._lookout.look()
         received = self.connection.recvmsg_into((self._head_view, target))[0]
         if received < REPLY_BYTES or self._head != known.head:
             return self._finish(received, target)[1]
