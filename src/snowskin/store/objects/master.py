@@ -13,6 +13,7 @@ import random
 import secrets
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -344,6 +345,9 @@ class Master:
             caller.unsent += packed
             if len(caller.unsent) > UNSENT_LIMIT_BYTES:
                 with contextlib.suppress(OSError):  # It may be gone already.
+                    # What the kernel still holds for it goes as well, when the connection closes.
+                    linger = (socket.SOL_SOCKET, socket.SO_LINGER)
+                    caller.connection.setsockopt(*linger, struct.pack("ii", 1, 0))
                     caller.connection.shutdown(socket.SHUT_RDWR)
             return
         try:
