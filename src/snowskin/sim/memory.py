@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from snowskin.store.pool import BlockPool, Committed
+from snowskin.store.pool import BlockPool
 from snowskin.terms.events import BlocksCommitted, BlocksEvicted
-from snowskin.terms.ids import BlockKey, NodeId, RequestId, SlotIndex, Tier
-
-_DRAM = Tier.DRAM
-"""Looked up once: a member of an enumeration takes as long as the rest of a message."""
+from snowskin.terms.ids import BlockKey, NodeId, RequestId, SlotIndex
 
 Tell = Callable[[BlocksCommitted | BlocksEvicted], None]
 
@@ -92,9 +89,4 @@ class NodeMemory:
 
     def _tell_changes(self) -> None:
         for change in self._pool.drain_changes():
-            if isinstance(change, Committed):
-                self._tell(
-                    BlocksCommitted(self.node, _DRAM, change.keys, change.slots, change.generations)
-                )
-            else:
-                self._tell(BlocksEvicted(self.node, _DRAM, change.keys))
+            self._tell(change.event(self.node))

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from snowskin.store.pool import BlockPool, Change, Committed, PoolFull, PoolStat
+from snowskin.store.pool import BlockPool, PoolFull, PoolStat
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.events import BlocksCommitted, BlocksEvicted, PlacedBlock
-from snowskin.terms.ids import BlockKey, NodeId, SlotIndex, Tier
+from snowskin.terms.ids import BlockKey, NodeId, SlotIndex
 from snowskin.transfer.memory import KEY_BYTES, Segment
 
 
@@ -130,23 +130,15 @@ class BlockStore:
         """
         with self._lock:
             changes = self._pool.drain_changes()
-        return tuple(map(self._event, changes))
+        return tuple([change.event(self.node) for change in changes])
 
     def held(self) -> BlocksCommitted:
         """Everything that is committed now, for a directory that starts anew."""
         with self._lock:
             held = self._pool.held()
-        return self._committed(held)
+        return held.event(self.node)
 
     def stat(self) -> PoolStat:
         """Counts of slots and events, see ``PoolStat``."""
         with self._lock:
             return self._pool.stat()
-
-    def _event(self, change: Change) -> BlocksCommitted | BlocksEvicted:
-        if isinstance(change, Committed):
-            return self._committed(change)
-        return BlocksEvicted(self.node, Tier.DRAM, change.keys)
-
-    def _committed(self, change: Committed) -> BlocksCommitted:
-        return BlocksCommitted(self.node, Tier.DRAM, change.keys, change.slots, change.generations)

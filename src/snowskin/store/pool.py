@@ -17,10 +17,13 @@ from typing import TypeVar, cast
 import msgspec
 
 from snowskin.store.runs import Run, make_order, shared_count
-from snowskin.terms.events import PlacedBlock
-from snowskin.terms.ids import BlockKey, SlotIndex
+from snowskin.terms.events import BlocksCommitted, BlocksEvicted
+from snowskin.terms.ids import BlockKey, NodeId, SlotIndex, Tier
 
 T = TypeVar("T")
+
+_DRAM = Tier.DRAM
+"""Looked up once: a member of an enumeration takes as long as the rest of a message."""
 
 
 class PoolFull(msgspec.Struct, frozen=True):
@@ -37,16 +40,19 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     slots: tuple[SlotIndex, ...]
     generations: tuple[int, ...]
 
-    @property
-    def blocks(self) -> tuple[PlacedBlock, ...]:
-        """The same, block by block."""
-        return tuple(map(PlacedBlock, self.keys, self.slots, self.generations))
+    def event(self, node: NodeId) -> BlocksCommitted:
+        """As a node tells it of its DRAM."""
+        return BlocksCommitted(node, _DRAM, self.keys, self.slots, self.generations)
 
 
 class Evicted(msgspec.Struct, frozen=True, gc=False):
     """These keys are held no more, and their slots may be reused."""
 
     keys: tuple[BlockKey, ...]
+
+    def event(self, node: NodeId) -> BlocksEvicted:
+        """As a node tells it of its DRAM."""
+        return BlocksEvicted(node, _DRAM, self.keys)
 
 
 Change = Committed | Evicted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from typing import TypeVar
@@ -20,7 +19,7 @@ from snowskin.transfer.authentication import (
     NotAuthenticated,
     authenticate_as_client,
 )
-from snowskin.transfer.wire import Lookout, tune
+from snowskin.transfer.wire import Lookout, limit_blocking, tune
 
 RETRY_S = 0.02
 IDLE_LIMIT = 16
@@ -44,10 +43,7 @@ class MasterConnection:
         try:
             tune(self._socket)
             authenticate_as_client(self._socket, cluster_key, timeout_s=timeout_s)
-            self._socket.settimeout(None)
-            timeout = struct.pack("@ll", int(silence_s), int(silence_s % 1 * 1e6))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+            limit_blocking(self._socket, receive_s=silence_s, send_s=silence_s)
         except BaseException:
             self._socket.close()
             raise

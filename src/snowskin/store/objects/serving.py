@@ -28,7 +28,7 @@ from snowskin.store.objects.wire import (
     send_all,
 )
 from snowskin.store.objects.words import Pin
-from snowskin.transfer.wire import ConnectionEnded
+from snowskin.transfer.wire import ConnectionEnded, limit_blocking
 
 LEASE_S = 30.0
 """A lease that its client does not renew ends after so long."""
@@ -126,12 +126,8 @@ class ClientServing:
         Raises:
             OSError: it erred, or the connection broke.
         """
-        # Blocking, with the kernel's own timeouts: one system call for each message. A client may
-        # be silent between requests, but not in the middle of one.
-        self._connection.settimeout(None)
-        timeout = struct.pack("@ll", int(SILENCE_S), 0)
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            self._connection.setsockopt(socket.SOL_SOCKET, option, timeout)
+        # A client may be silent between requests, but not in the middle of one.
+        limit_blocking(self._connection, receive_s=SILENCE_S, send_s=SILENCE_S)
         while True:
             try:
                 request = self._reader.next()
