@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from snowskin.cli.app import app
+from snowskin.cli.app import make_app
 from snowskin.terms.errors import InvalidInput
 
 
@@ -22,7 +22,7 @@ def trace(tmp_path: Path) -> Path:
 
 def rows_of(*arguments: str, out: Path) -> list[dict]:
     result = CliRunner().invoke(
-        app, ["bench", *arguments, "--prefill", "2", "--decode", "2", "--json", str(out)]
+        make_app(), ["bench", *arguments, "--prefill", "2", "--decode", "2", "--json", str(out)]
     )
     assert result.exit_code == 0, result.output
     return json.loads(out.read_bytes())
@@ -48,7 +48,7 @@ def test_a_replay_is_timed_alone_and_as_a_process_beside_a_peer(trace: Path, tmp
 def test_a_peer_that_fails_is_an_error_and_no_row(trace: Path):
     with pytest.raises(InvalidInput, match="ended with status"):
         CliRunner().invoke(
-            app,
+            make_app(),
             ["bench", "simulate", "--trace", str(trace), "--peer-python", "/bin/false"],
             catch_exceptions=False,
         )

@@ -1,33 +1,53 @@
-"""The command line: ``snowskin …``. Each command's heavy imports wait until it runs."""
+"""The command line: ``snowskin …``. What a command needs is imported when it runs."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
 
 import snowskin
-from snowskin.cli import bench, explain, profile, reproduce, serve, simulate, store, trace
 from snowskin.cli.compiled import refuse_stale_modules
 from snowskin.terms.errors import SnowskinError
 
-app = typer.Typer(
-    name="snowskin",
-    help="Mooncake's KVCache-centric disaggregated LLM serving: serve, simulate, reproduce.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve")(serve.serve)
-app.command("profile")(profile.profile)
-app.command("explain")(explain.explain)
-app.command("simulate")(simulate.simulate)
-app.command("cache-curve")(simulate.cache_curve)
-app.command("reproduce")(reproduce.reproduce)
-app.add_typer(trace.app, name="trace")
-app.add_typer(store.app, name="store")
-app.add_typer(bench.app, name="bench")
+COMMANDS = {
+    "serve": "serve",
+    "profile": "profile",
+    "explain": "explain",
+    "simulate": "simulate",
+    "cache-curve": "simulate",
+    "reproduce": "reproduce",
+    "trace": "trace",
+    "store": "store",
+    "bench": "bench",
+}
+"""Every command, and the module of ``cli`` that has it: as ``app``, or as a function."""
+
+
+def make_app(only: str | None = None) -> typer.Typer:
+    """The command line.
+
+    Args:
+        only: the one command that is wanted; to load them all takes longer than many a run.
+    """
+    app = typer.Typer(
+        name="snowskin",
+        help="Mooncake's KVCache-centric disaggregated LLM serving: serve, simulate, reproduce.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, module_name in COMMANDS.items():
+        if only is None or name == only:
+            module = import_module(f"snowskin.cli.{module_name}")
+            if hasattr(module, "app"):
+                app.add_typer(module.app, name=name)
+            else:
+                app.command(name)(getattr(module, name.replace("-", "_")))
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -36,7 +56,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool,
@@ -50,7 +69,8 @@ def main() -> None:
     """The entry point: what a user can mend becomes one clear line, and exit status 2."""
     try:
         refuse_stale_modules()
-        app()
+        named = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+        make_app(named if named in COMMANDS else None)()
     except SnowskinError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snowskin.cli.threads import keep_blas_to_one_thread
 from snowskin.terms.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def reproduce(
     Each prints paper | ours | error, and writes a JSON report and a picture; summary.md holds
     them all.
     """
+    keep_blas_to_one_thread()
     from rich.console import Console
 
     from snowskin.reproduce.items import ITEMS, items_named

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from snowskin.cli.threads import keep_blas_to_one_thread
 from snowskin.terms.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ def simulate(
     plots: Annotated[Path | None, typer.Option(help="Write pictures into this folder.")] = None,
 ) -> None:
     """Replay a trace on a simulated cluster under the real Conductor."""
+    keep_blas_to_one_thread()
     from snowskin.cost.profile import load_profile
     from snowskin.sim.config import WorldConfig
-    from snowskin.sim.coupled import CoupledConfig, simulate_coupled
     from snowskin.sim.simulate import without_collector
     from snowskin.trace.formats import read_trace
 
@@ -114,6 +115,8 @@ def simulate(
                 "--admission": admission != "none",
             },
         )
+        from snowskin.sim.coupled import CoupledConfig, simulate_coupled
+
         rival = CoupledConfig(
             profile,
             system=system,
@@ -170,6 +173,7 @@ def cache_curve(
     json: Annotated[Path | None, typer.Option(help="Write the points here.")] = None,
 ) -> None:
     """Hit ratio of one shared cache against its size, with the store's own eviction code."""
+    keep_blas_to_one_thread()
     from rich.console import Console
     from rich.table import Table
 

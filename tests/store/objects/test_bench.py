@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from snowskin.cli.app import app
+from snowskin.cli.app import make_app
 from snowskin.terms.errors import InvalidInput
 
 
@@ -13,7 +13,7 @@ def test_the_store_is_measured_beside_its_limits(tmp_path):
     out = tmp_path / "rows.json"
     options = ["--size", "4KiB", "--size", "300KiB", "--clients", "2", "--cycle", "2MiB"]
     short = ["--rounds", "1", "--round", "0.01", "--json", str(out)]
-    result = CliRunner().invoke(app, ["bench", "store", *options, *short])
+    result = CliRunner().invoke(make_app(), ["bench", "store", *options, *short])
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())
     objects, blocks = ("get_into", "get", "get_many", "put_from"), ("pull", "pull_many")
@@ -35,7 +35,7 @@ def test_the_store_is_measured_beside_its_limits(tmp_path):
 def test_the_directory_is_measured_beside_an_echo(tmp_path):
     out = tmp_path / "rows.json"
     short = ["--objects", "100", "--rounds", "1", "--round", "0.01", "--json", str(out)]
-    result = CliRunner().invoke(app, ["bench", "directory", *short])
+    result = CliRunner().invoke(make_app(), ["bench", "directory", *short])
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())
     assert [row["op"] for row in rows] == ["exists", "exists_many", "exists_many", "exists_many"]
@@ -54,10 +54,10 @@ def test_the_directory_is_measured_beside_an_echo(tmp_path):
 )
 def test_to_measure_nothing_is_refused(command, option):
     with pytest.raises(InvalidInput, match=f"{option} must be at least 1, not 0"):
-        CliRunner().invoke(app, ["bench", command, option, "0"], catch_exceptions=False)
+        CliRunner().invoke(make_app(), ["bench", command, option, "0"], catch_exceptions=False)
 
 
 def test_a_python_without_mooncake_is_named():
-    result = CliRunner().invoke(app, ["bench", "store", "--peer-python", "/bin/false"])
+    result = CliRunner().invoke(make_app(), ["bench", "store", "--peer-python", "/bin/false"])
     assert result.exit_code != 0
     assert "/bin/false cannot run Mooncake" in str(result.exception)
