@@ -219,3 +219,12 @@ def test_the_directory_always_agrees_with_plain_sets(sequence: list[object]):
     for node in NODES:
         held.handle(NodeLost(node), now_s=1e9)
     assert (held.stat().blocks, held.stat().replicas, held.stat().leases) == (0, 0, 0)
+
+
+def test_a_key_that_a_node_names_twice_lies_where_it_was_named_last():
+    held = directory(committed(A, 0, 1, 0, 2), evicted(A, 2, 0))
+    assert held.replica_count(KEYS[0]) == 0
+    assert held.longest_prefix(KEYS[1:]) == {A: 1}
+    assert (held.stat().blocks, held.stat().replicas) == (1, 1)
+    held.handle(evicted(A, 1), now_s=0.0)
+    assert held.stat().blocks == 0

@@ -263,3 +263,14 @@ def test_leases_that_are_replaced_for_ever_leave_no_trail():
     assert pool.next_expiry_s() is not None
     pool.end_lease("reader")
     assert pool.stat().evictable_slots == 1
+
+
+def test_a_key_that_comes_twice_at_once_is_held_once():
+    pool = BlockPool(3, "lru")
+    key, other = BlockKey(bytes(16)), BlockKey(bytes(15) + b"\1")
+    slots = pool.reserve(3)
+    assert pool.commit(slots, [key, other, key]) == slots[:2]
+    assert pool.release(slots) == slots[2:]
+    assert pool.stat().duplicate_total == 1
+    assert len(pool.reserve(3)) == 3
+    assert pool.match([key]) == 0

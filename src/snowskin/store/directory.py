@@ -357,12 +357,18 @@ class Directory:
         """A span, on no node yet, of ``keys`` from ``at`` on, up to the next that is known."""
         span = _Span((), 0)
         spans = self._spans
-        end = at
+        before, end = len(spans), at
         for key in keys[at:]:
-            if key in spans:
+            if spans.setdefault(key, span) is not span:
                 break
-            spans[key] = span
             end += 1
+        if len(spans) - before != end - at:
+            # A node has named a key twice: the span ends before its return.
+            entered = keys[at:end]
+            end = at + next(i for i, key in enumerate(entered) if key in entered[:i])
+            for key in entered[end - at :]:
+                if key not in keys[at:end]:
+                    spans.pop(key, None)
         span.keys = keys[at:end]
         return span
 
@@ -370,24 +376,35 @@ class Directory:
         """The part of a span that ``keys`` go through from index ``at`` on, split off."""
         start = _place(span, keys[at])
         if start:
-            span = self._split(span, start)
+            span = self._split(span, start)[1]
         size = shared_count(span.keys, 0, keys, at)
         if size < len(span.keys):
-            self._split(span, size)
+            span = self._split(span, size)[0]
         return span
 
-    def _split(self, span: _Span, at: int) -> _Span:
-        """Part a span after ``at`` keys; the later part."""
-        rest = _Span(span.keys[at:], span.mask)
-        span.keys = span.keys[:at]
-        for node in self._nodes_of(span.mask):
+    def _split(self, span: _Span, at: int) -> tuple[_Span, _Span]:
+        """Part a span after ``at`` keys."""
+        keys, mask = span.keys, span.mask
+        size = len(keys)
+        if 2 * at < size:
+            # The shorter part is the new one: its keys are entered anew.
+            first, rest = _Span(keys[:at], mask), span
+            rest.keys = keys[at:]
+            new = first
+        else:
+            first, rest = span, _Span(keys[at:], mask)
+            first.keys = keys[:at]
+            new = rest
+        for node in self._nodes_of(mask):
             for shelf in self._nodes[node].shelves.values():
                 places = shelf.get(span) if shelf else None
                 if places is not None:
-                    shelf[span] = places.part(0, at)
-                    shelf[rest] = places.part(at, at + len(rest.keys))
-        self._spans.update(dict.fromkeys(rest.keys, rest))
-        return rest
+                    shelf[first] = places.part(0, at)
+                    shelf[rest] = places.part(at, size)
+        spans = self._spans
+        for key in new.keys:
+            spans[key] = new
+        return first, rest
 
     def _grant(self, lease: GrantLease, now_s: float) -> None:
         holdings = self._nodes.get(lease.node)

@@ -335,14 +335,19 @@ class BlockPool:
 
     def _enter(self, run: Run) -> bool:
         """Let the keys of a run be found, if none of them is held already; whether so."""
-        held = self._held
-        for at, key in enumerate(run.keys):
-            if key in held:
-                for entered in run.keys[:at]:
-                    del held[entered]
-                return False
-            held[key] = run
-        return True
+        held, keys = self._held, run.keys
+        before = len(held)
+        entered = 0
+        for key in keys:
+            if held.setdefault(key, run) is not run:
+                break
+            entered += 1
+        if len(held) == before + len(keys):
+            return True
+        # Held already, or twice among these.
+        for key in keys[:entered]:
+            held.pop(key, None)
+        return False
 
     def _hold(self, run: Run) -> None:
         """From now on reserved slots, pinned once each, hold the keys of this run."""
