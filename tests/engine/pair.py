@@ -168,7 +168,9 @@ class Pair:
             assert self.segments[0].parts_ready[source.slot] == self.model.info.layers
             self.segments[1].data[target.slot] = self.segments[0].data[source.slot]
         full = len(request.keys) - len(held)
-        self.decode_store.commit([block.slot for block in own[:full]], request.keys[len(held) :])
+        self.decode_store.commit(
+            [block.slot for block in own[:full]], request.keys, depth=len(held)
+        )
         self.decode.submit(d.DecodeJob(request, (*held, *own), first))
 
     def fetch_from_decode(self, request: GenerationRequest) -> int:
@@ -180,7 +182,7 @@ class Pair:
         for there, here in zip(source[start:], own, strict=True):
             self.segments[0].data[here.slot] = self.segments[1].data[there.slot]
         slots = [block.slot for block in own]
-        self.prefill_store.commit(slots, request.keys[start : len(source)], depth=start)
+        self.prefill_store.commit(slots, request.keys[: len(source)], depth=start)
         self.prefill_store.release(slots)
         self.decode_store.release([block.slot for block in source])
         return len(own)

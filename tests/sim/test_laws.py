@@ -19,10 +19,9 @@ def chains(draw: st.DrawFn) -> TraceRequest:
     shared = draw(st.integers(0, 12))
     own = draw(st.integers(0, 12))
     serial = draw(st.integers(0, 10_000))
-    blocks = (
-        *range(family * 100, family * 100 + shared),
-        *range(1_000_000 + serial * 100, 1_000_000 + serial * 100 + own),
-    )
+    # Equal blocks follow equal blocks: what is its own is told apart by what it follows.
+    first = 1_000_000 + ((family * 13 + shared) * 10_001 + serial) * 100
+    blocks = (*range(family * 100, family * 100 + shared), *range(first, first + own))
     tokens = len(blocks) * BLOCK_TOKENS + draw(st.integers(1, BLOCK_TOKENS - 1))
     return TraceRequest(draw(st.floats(0, 20)), tokens, draw(st.integers(0, 300)), blocks)
 

@@ -50,7 +50,7 @@ def test_a_first_token_from_the_decode_node_comes_when_the_kv_is_there_and_waits
 
 
 def test_a_load_that_stalls_decode_is_one_long_interval_of_those_who_run() -> None:
-    running = request(0.0, (1, 2), output_tokens=200)
+    running = request(0.0, (101, 102), output_tokens=200)
     joining = request(1.0, PREFIX, output_tokens=10)
     calm = simulate(trace(running, joining), config(decode_nodes=1), check=True).records
     changes = {"decode_nodes": 1, "load_stalls_decode": True, "first_token_from_decode": True}

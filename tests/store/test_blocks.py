@@ -98,7 +98,7 @@ def test_a_private_block_has_a_random_key_and_is_free_after_release(store):
 def test_a_lease_keeps_blocks_until_it_ends_or_expires(store):
     commit_chain(store, [1, 2, 3, 4])
     assert store.grant_lease("req-1", [key(1), key(2), key(7)], until_s=10.0) == 2
-    assert store.grant_lease("req-2", [key(3), key(4)], until_s=20.0) == 2
+    assert store.grant_lease("req-2", [key(1), key(2), key(3), key(4)], until_s=20.0) == 4
     assert store.reserve([None]) == PoolFull(wanted=1, obtainable=0)
     assert store.end_lease("req-2")
     assert not store.end_lease("req-2")

@@ -55,7 +55,7 @@ class Node:
         for block in reserved:
             write(self.store, block.key, block.slot)
         slots = [block.slot for block in reserved]
-        self.store.commit(slots, rest, depth=len(pinned))
+        self.store.commit(slots, keys, depth=len(pinned))
         right = all(is_right(self.segment, block.key, block.slot) for block in pinned)
         assert right, "a pinned block changed"
         self.store.release([block.slot for block in (*pinned, *reserved)])

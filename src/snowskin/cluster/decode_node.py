@@ -148,7 +148,7 @@ class DecodeWorker:
             reason = f"the KV of the prompt did not arrive whole from {message.peer.node}"
             return m.JobFailed(request=request, reason=reason, peer_failed=True)
         full = len(keys) - len(held)
-        self._store.commit([block.slot for block in own[:full]], keys[len(held) :], depth=len(held))
+        self._store.commit([block.slot for block in own[:full]], keys, depth=len(held))
         arrived = m.KvArrived(
             request=request, kv_bytes=result.kv_bytes, transfer_s=result.transfer_s
         )

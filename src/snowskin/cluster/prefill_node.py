@@ -151,9 +151,9 @@ class PrefillWorker:
                 cancelled=cancelled,
             )
             whole = landed_prefix(result)
-            keys = [block.key for block in order.blocks[:whole]]
             depth = message.job.keys.index(order.blocks[0].key)
-            self._store.commit(slots[:whole], keys, depth=depth)
+            chain = message.job.keys[: depth + whole]
+            self._store.commit(slots[:whole], chain, depth=depth)
         except TransferFailed:
             return 0, None
         finally:

@@ -118,12 +118,13 @@ class Ledger:
         source = self.fleet.node(source_name)
         if source is None:
             raise AssertionError(f"{source_name} is to be fetched from, but is not up")
-        keys = flight.arrived.keys[chosen.local_blocks : chosen.reused_blocks]
-        blocks = self._directory.placed(source_name, keys)
+        keys = flight.arrived.keys[: chosen.reused_blocks]
+        blocks = self._directory.placed(source_name, keys[chosen.local_blocks :])
         transfer_bytes = len(blocks) * self._profile.kv_bytes(self._config.block_tokens)
         expected_s = self._profile.transfer.seconds(source.busy_bytes + transfer_bytes)
         flight.fetch = OpenFetch(source_name, transfer_bytes, expected_s)
         source.send(transfer_bytes)
+        # All of the prefix: a store keeps a block only as long as those before it.
         lease = GrantLease(source_name, flight.arrived.request, keys, self._config.lease_s)
         self._directory.handle(lease, now_s=now_s)
         return Fetch(source_name, blocks), (lease,)

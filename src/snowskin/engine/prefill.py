@@ -307,7 +307,7 @@ class PrefillEngine:
         first = max(chunk.start_token // self._block_tokens, job.reused_blocks)
         end = chunk.end_token // self._block_tokens
         if first < end:
-            self._store.commit(job.slots[first:end], job.request.keys[first:end], depth=first)
+            self._store.commit(job.slots[first:end], job.request.keys[:end], depth=first)
 
     def _finish(self, job: PrefillJob, token: SampledToken) -> FirstToken:
         request = job.request.request

@@ -41,6 +41,7 @@ class WriteBack:
         assert len(request.keys) == full, (len(request.keys), full)
         self._prompt_slots = [block.slot for block in blocks[:full]]
         self._tail_slot = blocks[full].slot if len(blocks) > full else None
+        self._chain = [*request.keys]
         self._parent = request.keys[-1] if request.keys else request.root
         """None once the chain of keys is broken: what would follow could not be found."""
         self._full_blocks = full
@@ -80,7 +81,8 @@ class WriteBack:
             self._parent = None
             return False
         self._slots.save_block(slot, kv, index)
-        self._store.commit([slot], [key], depth=index)
+        self._chain.append(key)
+        self._store.commit([slot], self._chain, depth=index)
         self._store.release([slot])
         self._parent = key
         return True

@@ -237,7 +237,7 @@ class CoupledWorld:
             # cache. Should there be no room, the prompt is simply not kept.
             fresh = instance.cache.reserve(len(job.keys) - prefix)
             if fresh is not None:
-                instance.cache.commit(fresh, job.keys[prefix:], depth=prefix)
+                instance.cache.commit(fresh, job.keys, depth=prefix)
                 slots += fresh
             instance.slots[job.request] = slots
         job.reused_tokens = reused

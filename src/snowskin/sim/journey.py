@@ -154,13 +154,14 @@ class Journey:
         fetch = placement.fetch
         assert fetch is not None
         memory = placement.prefill.memory
-        keys = [block.key for block in fetch.blocks]
-        depth = placement.job.keys.index(keys[0])
+        keys = placement.job.keys
+        depth = keys.index(fetch.blocks[0].key)
+        chain = keys[: depth + len(fetch.blocks)]
         placement.fetch_flow = None
         slots = _taken(placement.fetch_slots)
-        memory.commit(slots, keys, depth=depth)
+        memory.commit(slots, chain, depth=depth)
         memory.release(slots)
-        self._tell_fetched(placement, fetch, blocks=len(keys))
+        self._tell_fetched(placement, fetch, blocks=len(fetch.blocks))
         self.start_next(placement.prefill)
 
     def fetch_lost(self, placement: Placement) -> None:
@@ -242,7 +243,7 @@ class Journey:
         placement.prefill_done = True
         full = len(job.keys)
         fresh = placement.prefill_slots[placement.prefix : full]
-        node.memory.commit(fresh, job.keys[placement.prefix :], depth=placement.prefix)
+        node.memory.commit(fresh, job.keys, depth=placement.prefix)
         job.first_token_s = now_s
         self._tell(PrefillFinished(job.request, node.name, placement.prefill_s))
         if not placement.is_live():
@@ -300,9 +301,7 @@ class Journey:
         job, node = placement.job, placement.decode
         placement.kv_flow = None
         fresh = placement.decode_slots[placement.decode_prefix : len(job.keys)]
-        node.memory.commit(
-            fresh, job.keys[placement.decode_prefix :], depth=placement.decode_prefix
-        )
+        node.memory.commit(fresh, job.keys, depth=placement.decode_prefix)
         now_s = self._calendar.now_s
         transfer_s = now_s - placement.kv_started_s
         self._tell(KvLanded(job.request, node.name, placement.kv_bytes, transfer_s))

@@ -57,9 +57,9 @@ class NodeMemory:
         self._tell_changes()
         return list(slots)
 
-    def commit(self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int) -> None:
-        """The bytes of these reserved slots are whole."""
-        self._pool.commit(slots, keys, depth=depth)
+    def commit(self, slots: Sequence[SlotIndex], chain: Sequence[BlockKey], *, depth: int) -> None:
+        """The bytes of these reserved slots are whole: they hold the chain from ``depth`` on."""
+        self._pool.commit(slots, chain, depth=depth)
         self._tell_changes()
 
     def release(self, slots: Sequence[SlotIndex]) -> None:

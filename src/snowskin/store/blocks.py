@@ -20,7 +20,7 @@ class BlockStore:
     """The KV blocks that one node holds in its DRAM segment. Safe to use from any thread.
 
     One lock guards the bookkeeping; nothing under it blocks or copies a block. Sequences of keys,
-    slots and blocks are in chain order (first block of the prompt first).
+    slots and blocks are in chain order; keys begin with the prompt's first block.
 
     Args:
         segment: the node's own; this store is the only one that hands out its slots.
@@ -75,7 +75,7 @@ class BlockStore:
         self.segment.publish(slots, parts_ready)
 
     def commit(
-        self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int = 0
+        self, slots: Sequence[SlotIndex], chain: Sequence[BlockKey], *, depth: int = 0
     ) -> tuple[bool, ...]:
         """Seal reserved slots, whose bytes are whole, and let their keys be found.
 
@@ -83,17 +83,17 @@ class BlockStore:
         ``release``.
 
         Args:
-            depth: index in its chain (the prompt) of the first of these blocks; the eviction
-                policy length-aware wants to know.
+            chain: the keys of these blocks, after those of all blocks before them (the prompt's).
+            depth: index in the chain of the first of these blocks.
 
         Returns:
             For each slot, whether it holds its key. False: another slot of this pool held the key
             first and stays the copy; this one stays private until its release.
         """
-        for slot, key in zip(slots, keys, strict=True):
+        for slot, key in zip(slots, chain[depth:], strict=True):
             self.segment.seal(slot, key)
         with self._lock:
-            committed = set(self._pool.commit(slots, keys, depth=depth))
+            committed = set(self._pool.commit(slots, chain, depth=depth))
         return tuple(slot in committed for slot in slots)
 
     def release(self, slots: Sequence[SlotIndex]) -> None:
@@ -103,7 +103,7 @@ class BlockStore:
                 self.segment.retire(slot)
 
     def grant_lease(self, owner: str, keys: Sequence[BlockKey], until_s: float) -> int:
-        """Keep those of ``keys`` that are held from eviction until ``until_s``; how many they are.
+        """Keep the longest held prefix of ``keys`` from eviction until ``until_s``; its blocks.
 
         Args:
             owner: who ends it; a second lease of the same owner replaces the first.

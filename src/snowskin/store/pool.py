@@ -11,7 +11,7 @@ change; it is the same number as in the segment's table (see ``transfer.memory``
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar, cast
 
 import msgspec
@@ -76,19 +76,24 @@ class PoolStat(msgspec.Struct, frozen=True):
 
 
 class _Lease:
-    __slots__ = ("keys", "until_s")
+    __slots__ = ("slots", "until_s")
 
-    def __init__(self, keys: tuple[BlockKey, ...], until_s: float) -> None:
-        self.keys = keys
+    def __init__(self, slots: tuple[SlotIndex, ...], until_s: float) -> None:
+        self.slots = slots
         self.until_s = until_s
 
 
 class BlockPool:
     """Slots, their states and protections; evicts by a policy when room is needed.
 
-    Sequences of keys or slots are in chain order (first block first). Blocks are used from the
-    deepest to the first, see ``store.eviction``. What is committed is kept in runs, see
-    ``store.runs``.
+    Sequences of keys or slots are in chain order, keys from the first block of the chain on. Blocks
+    are used from the deepest to the first, see ``store.eviction``. What is committed is kept in
+    runs, see ``store.runs``.
+
+    A key names all that comes before it in its chain. So whoever walks a chain comes to each of its
+    runs at the head, and only heads need to be found by their keys. That holds as long as a block
+    is held only after the one before it. Where it is not, since a fetch came too late or the head
+    of a chain was evicted before its tail, the runs behind the gap are *loose*: found by every key.
 
     Args:
         eviction: name of the policy.
@@ -97,11 +102,15 @@ class BlockPool:
     def __init__(self, slot_count: int, eviction: str = "lru") -> None:
         self._slot_count = slot_count
         self._generations = [0] * slot_count
-        self._keys: list[BlockKey | None] = [None] * slot_count
+        self._runs: list[Run | None] = [None] * slot_count
         """By slot; None while it is free or reserved."""
+        self._index: dict[BlockKey, Run] = {}
+        """Every run by its first key, and loose ones by all."""
+        self._loose_count = 0
+        self._branches: dict[BlockKey, int] = {}
+        """By a run's last key: how many runs, not loose ones, go on from there."""
         self._reserved_count = 0
         """Each reserved slot is pinned once: nobody but who reserved it knows of it."""
-        self._held: dict[BlockKey, Run] = {}
         self._order = make_order(eviction)
         # The lowest free slot first: neighbours are copied in one piece. Slots from
         # ``_untouched`` on were never in use.
@@ -119,16 +128,24 @@ class BlockPool:
 
     def match(self, keys: Sequence[BlockKey]) -> int:
         """How many leading keys are committed here. Counts as no use."""
-        held = self._held
-        for index, key in enumerate(keys):
-            if key not in held:
-                return index
-        return len(keys)
+        keys = tuple(keys)
+        count = 0
+        while count < len(keys):
+            run = self._index.get(keys[count])
+            if run is None:
+                break
+            count += shared_count(run.keys, _place(run.keys, keys[count]), keys, count)
+        return count
 
     def held(self) -> Committed:
-        """Every committed block, in order of commitment."""
-        keys, slots = tuple(self._held), tuple(self._slots_of(self._held))
-        return Committed(keys, slots, self.generations(slots))
+        """Every committed block, run by run."""
+        keys: list[BlockKey] = []
+        slots: list[SlotIndex] = []
+        for run in dict.fromkeys(self._runs):
+            if run is not None:
+                keys += run.keys
+                slots += run.slots
+        return Committed(tuple(keys), tuple(slots), self.generations(slots))
 
     def generations(self, slots: Sequence[SlotIndex]) -> tuple[int, ...]:
         """The generation of each slot's newest use."""
@@ -161,7 +178,7 @@ class BlockPool:
         return tuple(slots)
 
     def commit(
-        self, slots: Sequence[SlotIndex], keys: Sequence[BlockKey], *, depth: int = 0
+        self, slots: Sequence[SlotIndex], chain: Sequence[BlockKey], *, depth: int = 0
     ) -> tuple[SlotIndex, ...]:
         """Name reserved slots, whose bytes are whole; those that hold their key from now on.
 
@@ -169,25 +186,29 @@ class BlockPool:
         private (reserved) until its release.
 
         Args:
-            depth: index in its chain of the first of these blocks.
+            chain: the keys of these blocks, after those of all blocks before them.
+            depth: index in the chain of the first of these blocks.
         """
-        assert len(slots) == len(keys), f"{len(slots)} slots, but {len(keys)} keys"
+        chain, slots = tuple(chain), tuple(slots)
+        assert len(slots) == len(chain) - depth, f"{len(slots)} slots, not {len(chain) - depth}"
         for slot in slots:
             self._check_reserved(slot)
-        if not keys:
-            return ()
-        run = Run(tuple(keys), tuple(slots), depth)
-        if self._enter(run):
-            self._hold(run)
-            return run.slots
-        if len(keys) == 1:
-            self._duplicate_commits += 1
-            return ()
-        # Halves, until a half is all new or a single duplicate.
-        half = len(keys) // 2
-        return self.commit(slots[:half], keys[:half], depth=depth) + self.commit(
-            slots[half:], keys[half:], depth=depth + half
-        )
+        is_loose = self._is_gap_before(chain, depth) if depth and slots else False
+        committed: tuple[SlotIndex, ...] = ()
+        at = depth
+        while at < len(chain):
+            run = self._index.get(chain[at])
+            if run is not None:
+                run = self._part(run, run.keys, chain, at)
+                self._duplicate_commits += len(run.keys)
+            else:
+                end = self._next_loose(chain, at)
+                run = Run(chain[at:end], slots[at - depth : end - depth], at)
+                self._hold(run, chain[at - 1] if at and not is_loose else None, is_loose)
+                committed += run.slots
+            is_loose = run.is_loose
+            at += len(run.keys)
+        return committed
 
     def release(self, slots: Sequence[SlotIndex]) -> tuple[SlotIndex, ...]:
         """Undo one pin of each; the reserved slots among them that are free from now on."""
@@ -197,14 +218,13 @@ class BlockPool:
         at = 0
         while at < len(slots):
             slot = slots[at]
-            key = self._keys[slot]
-            if key is None:
+            run = self._runs[slot]
+            if run is None:
                 self._check_reserved(slot)
                 self._generations[slot] += 1
                 freed.append(slot)
                 at += 1
                 continue
-            run = self._held[key]
             run = self._part(run, run.slots, slots, at)
             assert run.pins > 0, f"slot {slot} is not pinned"
             run.pins -= 1
@@ -219,30 +239,38 @@ class BlockPool:
         return tuple(freed)
 
     def grant_lease(self, owner: str, keys: Sequence[BlockKey], until_s: float) -> int:
-        """Protect those of ``keys`` that are committed until ``until_s``; how many they are.
+        """Protect the longest committed prefix of ``keys`` until ``until_s``; its blocks.
 
         A lease that the owner has already is replaced.
         """
-        leased = tuple([key for key in keys if key in self._held])
-        for run in self._runs_of(leased):
+        slots: tuple[SlotIndex, ...] = ()
+        for run in self._runs_of(tuple(keys)):
             if run.turn:
                 self._order.protect(run)
             run.leases += 1
+            slots += run.slots
         self.end_lease(owner)
-        if leased:
-            self._leases[owner] = _Lease(leased, until_s)
+        if slots:
+            self._leases[owner] = _Lease(slots, until_s)
             heapq.heappush(self._deadlines, (until_s, owner))
-        return len(leased)
+        return len(slots)
 
     def end_lease(self, owner: str) -> bool:
         """End an owner's lease early; False if it had none."""
         lease = self._leases.pop(owner, None)
         if lease is None:
             return False
-        for run in reversed(self._runs_of(lease.keys)):
+        unused: list[Run] = []
+        at = 0
+        while at < len(lease.slots):
+            run = self._runs[lease.slots[at]]
+            assert run is not None, "a leased block was evicted"
             run.leases -= 1
             if not run.pins and not run.leases:
-                self._order.expose(run)
+                unused.append(run)
+            at += len(run.slots)
+        for run in reversed(unused):
+            self._order.expose(run)
         if len(self._deadlines) > 2 * len(self._leases) + 64:
             self._deadlines = [(held.until_s, name) for name, held in self._leases.items()]
             heapq.heapify(self._deadlines)
@@ -279,7 +307,7 @@ class BlockPool:
             slot_count=self._slot_count,
             free_slots=self._free_count(),
             reserved_slots=self._reserved_count,
-            committed_slots=len(self._held),
+            committed_slots=self._commits - self._evictions,
             evictable_slots=self._order.block_count,
             lease_count=len(self._leases),
             committed_total=self._commits,
@@ -290,7 +318,7 @@ class BlockPool:
 
     def _check_reserved(self, slot: SlotIndex) -> None:
         assert self._generations[slot] % 2, f"slot {slot} is free"
-        assert self._keys[slot] is None, f"slot {slot} is committed"
+        assert self._runs[slot] is None, f"slot {slot} is committed"
 
     def _free_count(self) -> int:
         return len(self._free) + self._slot_count - self._untouched
@@ -314,62 +342,101 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[SlotIndex]:
         """The slots of the next ``count`` victims, which are nobody's from now on."""
-        order, held, names, generations = self._order, self._held, self._keys, self._generations
+        order, runs, generations = self._order, self._runs, self._generations
         slots: list[SlotIndex] = []
         evicted: list[BlockKey] = []
         while len(slots) < count:
             run, last_count = order.next_run()
             assert not run.pins, f"{run.slots} are pinned"
             assert not run.leases, f"{run.slots} are leased"
-            run = order.take_last(run, min(last_count, count - len(slots)))
-            for key in run.keys:
-                del held[key]
-            for slot in run.slots:
-                names[slot] = None
+            whole = len(run.keys)
+            taken = order.take_last(run, min(last_count, count - len(slots)))
+            self._forget(taken, has_head=len(taken.keys) == whole)
+            for slot in taken.slots:
+                runs[slot] = None
                 generations[slot] += 1
-            slots += run.slots
-            evicted += reversed(run.keys)
+            slots += taken.slots
+            evicted += reversed(taken.keys)
         self._evictions += count
         self._tell(Evicted(tuple(evicted)))
         return slots
 
-    def _enter(self, run: Run) -> bool:
-        """Let the keys of a run be found, if none of them is held already; whether so."""
-        held, keys = self._held, run.keys
-        before = len(held)
-        entered = 0
-        for key in keys:
-            if held.setdefault(key, run) is not run:
-                break
-            entered += 1
-        if len(held) == before + len(keys):
-            return True
-        # Held already, or twice among these.
-        for key in keys[:entered]:
-            held.pop(key, None)
-        return False
+    def _forget(self, run: Run, *, has_head: bool) -> None:
+        """Let a run be found no more.
 
-    def _hold(self, run: Run) -> None:
-        """From now on reserved slots, pinned once each, hold the keys of this run."""
-        names, keys, slots = self._keys, run.keys, run.slots
-        for slot, key in zip(slots, keys):
-            names[slot] = key
+        Args:
+            has_head: whether it is a run of its own, not the last part of one that stays.
+        """
+        if run.is_loose:
+            for key in run.keys:
+                del self._index[key]
+            self._loose_count -= has_head
+            return
+        if has_head:
+            del self._index[run.keys[0]]
+            if run.follows is not None:
+                self._count_branch(run.follows, -1)
+        if run.keys[-1] in self._branches:
+            self._loosen(run.keys[-1])
+
+    def _loosen(self, key: BlockKey) -> None:
+        """What goes on from an evicted block is behind a gap. Rare: tails are evicted first."""
+        gone = [key]
+        while gone:
+            last = gone.pop()
+            if self._branches.pop(last, 0):
+                for run in dict.fromkeys(self._runs):
+                    if run is not None and run.follows == last:
+                        self._index.update(dict.fromkeys(run.keys, run))
+                        self._loose_count += 1
+                        run.is_loose, run.follows = True, None
+                        gone.append(run.keys[-1])
+
+    def _is_gap_before(self, chain: tuple[BlockKey, ...], depth: int) -> bool:
+        """Whether what is committed at this depth is loose; if not, a run ends just before it."""
+        before = self._runs_of(chain[:depth])
+        return sum([len(run.keys) for run in before]) < depth or before[-1].is_loose
+
+    def _next_loose(self, chain: tuple[BlockKey, ...], at: int) -> int:
+        """Where the blocks from ``at`` on, which is not held, end: at the next that is, if any."""
+        if self._loose_count:
+            for end in range(at + 1, len(chain)):
+                if chain[end] in self._index:
+                    return end
+        return len(chain)
+
+    def _hold(self, run: Run, follows: BlockKey | None, is_loose: bool) -> None:
+        """From now on reserved slots, pinned once each, hold the keys of this run.
+
+        Args:
+            follows: the key before it; None if it is the first of its chain, or loose.
+        """
+        runs, slots = self._runs, run.slots
+        for slot in slots:
+            runs[slot] = run
         run.pins = 1
+        run.follows, run.is_loose = follows, is_loose
+        if is_loose:
+            self._index.update(dict.fromkeys(run.keys, run))
+            self._loose_count += 1
+        else:
+            self._index[run.keys[0]] = run
+        if follows is not None:
+            self._count_branch(follows, 1)
         self._reserved_count -= len(slots)
-        self._commits += len(keys)
-        self._tell(Committed(keys, slots, self.generations(slots)))
+        self._commits += len(slots)
+        self._tell(Committed(run.keys, slots, self.generations(slots)))
 
-    def _slots_of(self, keys: Iterable[BlockKey]) -> list[SlotIndex]:
-        """The slots of held keys."""
-        slots: list[SlotIndex] = []
-        for key in keys:
-            run = self._held[key]
-            slots.append(run.slots[run.keys.index(key)])
-        return slots
+    def _count_branch(self, key: BlockKey, more: int) -> None:
+        count = self._branches.get(key, 0) + more
+        if count:
+            self._branches[key] = count
+        else:
+            del self._branches[key]
 
     def _runs_of(self, keys: tuple[BlockKey, ...]) -> list[Run]:
         """The runs that the longest held prefix of ``keys`` consists of, and nothing else."""
-        get = self._held.get
+        get = self._index.get
         runs: list[Run] = []
         at = 0
         while at < len(keys):
@@ -387,8 +454,8 @@ class BlockPool:
         Args:
             own: the run's keys if ``wanted`` are keys, its slots if they are slots.
         """
-        if own[0] != wanted[at]:
-            start = own.index(wanted[at])
+        start = _place(own, wanted[at])
+        if start:
             run, own = self._split(run, start), own[start:]
         size = shared_count(own, 0, wanted, at)
         if size < len(own):
@@ -398,7 +465,14 @@ class BlockPool:
     def _split(self, run: Run, at: int) -> Run:
         """Part a run after ``at`` blocks; the later part."""
         rest = self._order.split(run, at)
-        self._held.update(dict.fromkeys(rest.keys, rest))
+        for slot in rest.slots:
+            self._runs[slot] = rest
+        if run.is_loose:
+            self._index.update(dict.fromkeys(rest.keys, rest))
+            self._loose_count += 1
+        else:
+            self._index[rest.keys[0]] = rest
+            self._branches[run.keys[-1]] = 1
         return rest
 
     def _tell(self, change: Change) -> None:
@@ -407,6 +481,11 @@ class BlockPool:
         if self._untold_count > self._untold_limit:
             self._changes = _compact(self._changes)
             self._untold_count = sum([len(kept.keys) for kept in self._changes])
+
+
+def _place(own: tuple[T, ...], wanted: T) -> int:
+    """Index of an entry; most often it is the first."""
+    return 0 if own[0] == wanted else own.index(wanted)
 
 
 def _compact(changes: list[Change]) -> list[Change]:

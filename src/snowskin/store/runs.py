@@ -42,6 +42,8 @@ class Run:
     __slots__ = (
         "depth",
         "exposed_at",
+        "follows",
+        "is_loose",
         "keys",
         "leases",
         "newer",
@@ -72,6 +74,10 @@ class Run:
         self.exposed_at = 0
         self.turn = 0
         """Counts entries into the order of eviction; 0 while it is pinned or leased."""
+        self.follows: BlockKey | None = None
+        """The key before it; None if it is the first of its chain, or loose."""
+        self.is_loose = False
+        """Whether a block before it may not be held: see ``BlockPool``."""
 
     def cut(self, at: int) -> Run:
         """Keep the first ``at`` blocks; the others, with the same history, as a run of their own.
@@ -81,6 +87,7 @@ class Run:
         rest = Run(self.keys[at:], self.slots[at:], self.depth + at)
         rest.pins, rest.leases, rest.uses = self.pins, self.leases, self.uses
         rest.offset, rest.exposed_at = self.offset + at, self.exposed_at
+        rest.follows, rest.is_loose = None if self.is_loose else self.keys[at - 1], self.is_loose
         self.keys, self.slots = self.keys[:at], self.slots[:at]
         return rest
 

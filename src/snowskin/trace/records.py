@@ -117,7 +117,8 @@ class TraceBuilder:
         """The trace, ordered by arrival (equal times keep their order).
 
         Raises:
-            InvalidInput: there is no request.
+            InvalidInput: there is no request, or a block follows another block in one request
+                than in another one.
         """
         if not sum(len(batch[0]) for batch in self._batches):
             raise InvalidInput(f"the trace {self.name!r} holds no request", parameter="trace")
@@ -126,6 +127,8 @@ class TraceBuilder:
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         if not self.sharing_known:
             block_ids = np.arange(starts[-1], dtype=np.int64)
+        else:
+            _check_chains(block_ids, starts)
         if np.any(np.diff(arrival_s) < 0):
             order = np.argsort(arrival_s, kind="stable")
             pieces = [block_ids[starts[row] : starts[row + 1]] for row in order]
@@ -141,6 +144,31 @@ class TraceBuilder:
             output.astype(np.int64),
             block_ids.astype(np.int64),
             starts,
+        )
+
+
+def _check_chains(block_ids: Ints, starts: Ints) -> None:
+    """See to it that each block follows the same block, or none, wherever it is named."""
+    if not len(block_ids):
+        return
+    before = np.empty_like(block_ids)
+    before[1:] = block_ids[:-1]
+    before[starts[:-1][np.diff(starts) > 0]] = -1
+    names = block_ids
+    if names.max() > 4 * len(names):
+        names = np.unique(names, return_inverse=True)[1]
+    seen = np.empty(names.max() + 1, dtype=np.int64)
+    seen[names] = before
+    wrong = seen[names] != before
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        row = int(np.searchsorted(starts, at, side="right")) - 1
+        here, there = ("nothing" if b < 0 else b for b in (before[at], seen[names[at]]))
+        raise InvalidInput(
+            f"request {row + 1}: block {block_ids[at]} follows {here} here, but {there} "
+            "elsewhere; a block's id must stand for its prefix as well (a hash of all tokens up to "
+            "its end), since only equal prefixes have equal KV",
+            parameter="trace",
         )
 
 
