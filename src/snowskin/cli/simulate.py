@@ -149,9 +149,10 @@ def simulate(
         _refuse("--sweep", {"--plots": plots, "--check": check})
         _sweep(read, config, sweep, jobs=jobs, json=json)
         return
-    outcome = _run(read, config, check=check, samples=SAMPLES if plots else 0)
-    # The process is about to end: no collection needs to walk through the simulated world.
-    gc.freeze()
+    with without_collector():
+        outcome = _run(read, config, check=check, samples=SAMPLES if plots else 0)
+        # The process is about to end: no collection needs to walk through the simulated world.
+        gc.freeze()
     took_s = time.perf_counter() - began_s
     _show([outcome.summary], took_s=took_s)
     if json is not None:

@@ -53,10 +53,10 @@ def simulate(
     laws = Laws(world) if check else None
     with without_collector():
         events = world.run(laws.check if laws else None)
-    if laws is not None:
-        laws.check_end()
-    records = request_records(world.jobs, from_decode=config.first_token_from_decode)
-    return Outcome(summary_of(world, records), records, timeline, events)
+        if laws is not None:
+            laws.check_end()
+        records = request_records(world.jobs, from_decode=config.first_token_from_decode)
+        return Outcome(summary_of(world, records), records, timeline, events)
 
 
 @contextmanager
