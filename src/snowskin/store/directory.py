@@ -72,17 +72,24 @@ class _Span:
 
 
 class _Places:
-    """Where a node has the blocks of a span, key by key."""
+    """Where a node has the blocks of a span: key by key, from ``start`` on in what it told."""
 
-    __slots__ = ("generations", "slots")
+    __slots__ = ("generations", "slots", "start")
 
-    def __init__(self, slots: tuple[SlotIndex, ...], generations: tuple[int, ...]) -> None:
+    def __init__(
+        self, slots: tuple[SlotIndex, ...], generations: tuple[int, ...], start: int
+    ) -> None:
         self.slots = slots
         self.generations = generations
+        self.start = start
 
     def part(self, start: int, end: int) -> _Places:
         """The places of the keys from ``start`` to before ``end``."""
-        return _Places(self.slots[start:end], self.generations[start:end])
+        start, end = self.start + start, self.start + end
+        if len(self.slots) <= 4 * (end - start):
+            return _Places(self.slots, self.generations, start)
+        # A short part must not keep all of a long chain's places.
+        return _Places(self.slots[start:end], self.generations[start:end], 0)
 
 
 _Shelf = dict[_Span, _Places]
@@ -185,7 +192,12 @@ class Directory:
             return ()
         place = _place(span, key)
         return tuple(
-            Replica(node, tier, places.slots[place], places.generations[place])
+            Replica(
+                node,
+                tier,
+                places.slots[places.start + place],
+                places.generations[places.start + place],
+            )
             for node in self._nodes_of(span.mask)
             for tier in _READ_ORDER
             if (places := self._nodes[node].shelves[tier].get(span)) is not None
@@ -214,8 +226,9 @@ class Directory:
                 break
             start = _place(span, keys[at])
             end = start + shared_count(span.keys, start, keys, at)
-            part = held.part(start, end)
-            found += map(PlacedBlock, span.keys[start:end], part.slots, part.generations)
+            first, last = held.start + start, held.start + end
+            slots, generations = held.slots[first:last], held.generations[first:last]
+            found += map(PlacedBlock, span.keys[start:end], slots, generations)
         return tuple(found)
 
     def is_leased(self, node: NodeId, key: BlockKey) -> bool:
@@ -287,7 +300,8 @@ class Directory:
         room = self._replica_limit - self._replica_count
         if len(event.keys) > room:
             event = self._first_that_fit(shelf, event, room)
-        keys, slots, generations = event.keys, event.slots, event.generations
+        keys = event.keys
+        whole = _Places(event.slots, event.generations, 0)
         at = 0
         while at < len(keys):
             span = self._spans.get(keys[at])
@@ -296,7 +310,7 @@ class Directory:
             if span not in shelf:
                 self._replica_count += size
                 span.mask |= holdings.bit
-            shelf[span] = _Places(slots[at : at + size], generations[at : at + size])
+            shelf[span] = whole if size == len(keys) else whole.part(at, at + size)
             at += size
 
     def _first_that_fit(self, shelf: _Shelf, event: BlocksCommitted, room: int) -> BlocksCommitted:
