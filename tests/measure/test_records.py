@@ -6,7 +6,6 @@ from snowskin.measure.records import (
     Ending,
     RequestRecord,
     Slo,
-    goodput_requests_per_s,
     is_effective,
     summarise,
 )
@@ -53,8 +52,8 @@ def test_without_bounds_every_completed_request_is_effective() -> None:
 
 def test_goodput_counts_effective_requests_over_the_span() -> None:
     records = [record(), record(arrived_s=2.0, finished_s=8.0), record(ttft_s=9.0)]
-    assert goodput_requests_per_s(records, SLO) == 2 / 8
-    assert goodput_requests_per_s([], SLO) is None
+    assert summarise(records, slo=SLO, costs=Costs()).goodput_requests_per_s == 2 / 8
+    assert summarise([], slo=SLO, costs=Costs()).goodput_requests_per_s is None
 
 
 def test_the_summary_counts_every_request_once_and_measures_what_began() -> None:

@@ -56,15 +56,6 @@ def is_effective(record: RequestRecord, slo: Slo) -> bool:
     return slo.tbt_s is None or record.tbt_s is None or record.tbt_s <= slo.tbt_s
 
 
-def goodput_requests_per_s(records: Sequence[RequestRecord], slo: Slo) -> float | None:
-    """Effective requests per second, from the first arrival to the last end.
-
-    None where no time passed.
-    """
-    span_s = _span_s(records)
-    return sum(is_effective(record, slo) for record in records) / span_s if span_s else None
-
-
 class Summary(msgspec.Struct, frozen=True):
     """Many requests in numbers. Times in seconds, ratios from 0 to 1; None: nothing to measure."""
 
@@ -77,7 +68,7 @@ class Summary(msgspec.Struct, frozen=True):
     effective_ratio: float | None
     """Effective requests / requests, so that a rejected one counts as not effective."""
     goodput_requests_per_s: float | None
-    """Effective requests / span_s."""
+    """Effective requests / span_s; None where no time passed."""
     ttft_mean_s: float | None
     """Over all requests that had a first token."""
     ttft_p50_s: float | None
@@ -121,6 +112,11 @@ def summarise(records: Sequence[RequestRecord], *, slo: Slo, costs: Costs) -> Su
     begun = [record for record in records if record.ttft_s is not None]
     ttfts = [record.ttft_s for record in begun if record.ttft_s is not None]
     tbts = [record.tbt_s for record in begun if record.tbt_s is not None]
+    ttft_mean_s, tbt_mean_s = mean(ttfts), mean(tbts)
+    # What is in order already is soon put in order, as each percentile does.
+    ttfts.sort()
+    tbts.sort()
+    span_s = _span_s(records)
     prompt_tokens = sum(record.prompt_tokens for record in begun)
     cached_tokens = sum(record.cached_tokens for record in begun)
     effective = sum(is_effective(record, slo) for record in records)
@@ -131,12 +127,12 @@ def summarise(records: Sequence[RequestRecord], *, slo: Slo, costs: Costs) -> Su
         failed=endings[Ending.FAILED],
         cancelled=endings[Ending.CANCELLED],
         effective_ratio=effective / len(records) if records else None,
-        goodput_requests_per_s=goodput_requests_per_s(records, slo),
-        ttft_mean_s=mean(ttfts),
+        goodput_requests_per_s=effective / span_s if span_s else None,
+        ttft_mean_s=ttft_mean_s,
         ttft_p50_s=percentile(ttfts, 50),
         ttft_p90_s=percentile(ttfts, 90),
         ttft_p99_s=percentile(ttfts, 99),
-        tbt_mean_s=mean(tbts),
+        tbt_mean_s=tbt_mean_s,
         tbt_p50_s=percentile(tbts, 50),
         tbt_p90_s=percentile(tbts, 90),
         tbt_p99_s=percentile(tbts, 99),
@@ -146,7 +142,7 @@ def summarise(records: Sequence[RequestRecord], *, slo: Slo, costs: Costs) -> Su
         hit_ratio=cached_tokens / prompt_tokens if prompt_tokens else None,
         prefill_busy_s=costs.prefill_busy_s,
         transfer_bytes=costs.transfer_bytes,
-        span_s=_span_s(records),
+        span_s=span_s,
         wall_s=costs.wall_s,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from snowskin.measure.latency import tail_count
 from snowskin.measure.records import Costs, Ending, RequestRecord, Slo, summarise
@@ -78,7 +79,7 @@ def _tbt_s(stay: Stay, waited_s: float, steps: dict[int, Floats]) -> float:
     intervals_s[0] += waited_s
     count = tail_count(len(intervals_s))
     intervals_s.partition(len(intervals_s) - count)
-    return float(intervals_s[len(intervals_s) - count :].sum()) / count
+    return float(np.add.reduce(intervals_s[len(intervals_s) - count :])) / count
 
 
 def summary_of(world: World, records: list[RequestRecord]) -> dict[str, Any]:

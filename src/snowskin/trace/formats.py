@@ -85,13 +85,13 @@ def _refuse(path: Path, line: int, problem: str, value: object) -> NoReturn:
     raise InvalidInput(f"{path}, line {line}: {problem}; got {shown}", parameter="trace")
 
 
-def _decode_lines(path: Path, lines: list[bytes], first_line: int, kind: type[Any]) -> list[Any]:
+def _decode_lines(path: Path, text: bytes, first_line: int, kind: type[Any]) -> list[Any]:
     """All lines of one batch; on trouble, each alone, to name the one at fault."""
     decoder = msgspec.json.Decoder(kind)
     try:
-        return decoder.decode_lines(b"".join(lines))
+        return decoder.decode_lines(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        for offset, line in enumerate(lines):
+        for offset, line in enumerate(text.split(b"\n")):
             if line.strip():
                 try:
                     decoder.decode(line)
@@ -112,8 +112,8 @@ def _read_lines(
     """All further lines of ``file``, of which ``line_count`` are read already."""
     mooncake = kind is _MooncakeLine
     block_tokens = builder.block_tokens
-    while lines := file.readlines(BATCH_BYTES):
-        rows = _decode_lines(path, lines, line_count + 1, kind)
+    while text := file.read(BATCH_BYTES) + file.readline():
+        rows = _decode_lines(path, text, line_count + 1, kind)
         prompt = np.array([row.prompt_tokens for row in rows], dtype=np.int64)
         counts = np.array([len(row.blocks) for row in rows], dtype=np.int64)
         full = prompt // block_tokens
@@ -121,7 +121,7 @@ def _read_lines(
         wrong = (counts < full) | (counts > most)
         if wrong.any():
             row = int(np.argmax(wrong))
-            numbers = [offset for offset, line in enumerate(lines) if line.strip()]
+            numbers = [at for at, line in enumerate(text.split(b"\n")) if line.strip()]
             field = "hash_ids" if mooncake else "blocks"
             problem = f"{prompt[row]} tokens in blocks of {block_tokens} need {most[row]} {field}"
             _refuse(path, line_count + 1 + numbers[row], problem, counts[row])
@@ -135,7 +135,7 @@ def _read_lines(
                 chain.from_iterable(row.blocks for row in rows), np.int64, int(counts.sum())
             ),
         )
-        line_count += len(lines)
+        line_count += text.count(b"\n")
     return builder.build()
 
 
