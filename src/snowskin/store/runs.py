@@ -23,8 +23,10 @@ Then the turn, by which an entry is known to be its run's newest."""
 def shared_count(
     own: tuple[Any, ...], start: int, others: tuple[Any, ...], other_start: int
 ) -> int:
-    """How many entries two sequences share from these places on."""
+    """How many entries two sequences share from these places on, where they are the same."""
     own_count = len(own) - start
+    if own_count == 1:
+        return 1
     # Most often all that is left of one's own: one comparison of two slices tells.
     if others[other_start : other_start + own_count] == (own[start:] if start else own):
         return own_count
