@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -100,6 +101,8 @@ def simulate_command(
         peer = [peer_python, "-c", PEER_SCRIPT, str(trace), str(read.block_tokens)]
         peer += [str(prefill), str(decode)]
     for _ in range(rounds):
+        # What an earlier round left behind is none of this one's cost.
+        gc.collect()
         spent["simulation alone"].append(_play(read, config))
         spent["whole process"].append(_run(own))
         if peer_python is not None:
