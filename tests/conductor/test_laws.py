@@ -263,8 +263,8 @@ def test_when_all_have_left_nothing_is_held(config, steps: int):
     for node in fleet.prefill.values():
         assert (node.queue_s(1e9), node.queue_s(node.since_s), node.egress_bytes) == (0, 0, 0)
     for node in fleet.decode.values():
-        view = node.view_placed()
-        assert (view.sequences, view.context_tokens, node.egress_bytes) == (0, 0, 0)
+        assert (node.placed, node.placed_tokens, node.egress_bytes) == (0, 0, 0)
+        assert (node.view_present().sequences, node.view_present().context_tokens) == (0, 0)
 
 
 @settings(max_examples=20, deadline=None)

@@ -107,6 +107,18 @@ def test_a_conversation_finds_its_own_answers_on_the_decode_node(
     assert pair.decode.skipped_writebacks == 0
 
 
+def test_a_conversation_loses_its_end_first_on_the_decode_node(make_pair: MakePair) -> None:
+    pair = make_pair(slots=12)
+    request = pair.request(tiny.prompt_tokens(40, seed=2), limit=100, stop_tokens=())
+    (done,) = pair.run(request)
+    chain = prompt_keys(pair.space, [*request.tokens, *done.tokens])
+    assert pair.decode_store.match(chain) == 8
+    taken = pair.decode_store.reserve([None] * 6)
+    assert not isinstance(taken, PoolFull)
+    assert pair.decode_store.match(chain) == 6
+    pair.decode_store.release([block.slot for block in taken])
+
+
 def test_the_first_block_of_a_short_prompt_needs_the_root_of_its_keys(
     make_pair: MakePair,
 ) -> None:

@@ -279,20 +279,13 @@ class DecodeNode(Node):
         self.compute.observe(real_s=real_s, predicted_s=predicted_s)
         self._columns.corrections[self._row] = self.compute.ratio
 
-    def view_placed(self) -> DecodeView:
-        """The load with every request that was placed here."""
-        return self._view(self.placed, self.placed_tokens, self.placed_reserved_tokens)
-
     def view_present(self) -> DecodeView:
         """The load with those requests alone whose KV is here."""
-        return self._view(self.present, self.present_tokens, self.present_reserved_tokens)
-
-    def _view(self, sequences: int, prompt_tokens: int, reserved_tokens: int) -> DecodeView:
         return DecodeView(
             self.node,
-            sequences,
-            prompt_tokens + self._grown_tokens,
-            reserved_tokens,
+            self.present,
+            self.present_tokens + self._grown_tokens,
+            self.present_reserved_tokens,
             self.joined.sequence_limit,
             self.joined.device_tokens,
             self.compute.ratio,

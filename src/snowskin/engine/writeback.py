@@ -52,8 +52,13 @@ class WriteBack:
         self._prompt_slots = []
 
     def release_all(self) -> None:
-        """The sequence has ended: unpin what it still holds."""
+        """The sequence has ended: unpin what it still holds.
+
+        All of its chain counts as used now, the deepest block first: the prompt was let go of before
+        the blocks that go on from it, and without it they are of no use.
+        """
         self.release_prompt()
+        self._store.release([block.slot for block in self._store.pin(self._chain)])
         if self._tail_slot is not None:
             self._store.release([self._tail_slot])
             self._tail_slot = None
