@@ -96,7 +96,7 @@ class RuleMachine:
             for number, request in enumerate(self.submitted, 1)
             if number > after
         )
-        return ServedPage("rule-machine", BLOCK_TOKENS, requests[:2])
+        return ServedPage("one", "rule-machine", BLOCK_TOKENS, requests[:2])
 
     def status(self) -> ClusterStatus:
         node = NodeStatus(

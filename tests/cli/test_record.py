@@ -9,9 +9,14 @@ import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from snowskin.cli.recording import Recording
+from snowskin.terms.errors import SnowskinError
+from snowskin.terms.serving import ServedPage, ServedRequest
 from snowskin.trace.formats import read_trace
+from snowskin.trace.record import TraceRecorder
 from tests.cli.serving import END_S, Server, snowskin
 
 TURNS = 3
@@ -107,3 +112,19 @@ def test_a_server_that_is_not_there_gives_no_trace_but_the_remedy(tmp_path: Path
     assert ran.returncode == 2
     assert "--url http://HOST:PORT" in ran.stderr
     assert not out.exists()
+
+
+def test_a_recording_ends_where_its_server_was_started_anew(tmp_path: Path) -> None:
+    served = ServedRequest(1, 0.5, 40, 3, (7,))
+    pages = iter(
+        [
+            ServedPage("one", "m", 32, (served,)),
+            ServedPage("other", "m", 32, (msgspec.structs.replace(served, number=2),)),
+        ]
+    )
+    path = tmp_path / "live.jsonl"
+    with TraceRecorder(path, block_tokens=32, name="live") as recorder:
+        recording = Recording(recorder, lambda _: next(pages))
+        with pytest.raises(SnowskinError, match=r"started anew .* ends with request 1;"):
+            recording.catch_up()
+    assert read_trace(path).prompt_tokens.tolist() == [40]

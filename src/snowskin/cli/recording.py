@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from snowskin.terms.serving import ServedPage
+from snowskin.terms.errors import SnowskinError
+from snowskin.terms.serving import ServedPage, ServedRequest
 from snowskin.trace.record import TraceRecorder
 from snowskin.trace.records import TraceRequest
 
@@ -30,6 +31,7 @@ class Recording:
         self._recorder = recorder
         self._served = served
         self._last = after
+        self._server: str | None = None
         self.lost = 0
         """Requests that had been forgotten before they could be written."""
 
@@ -38,13 +40,25 @@ class Recording:
 
         Raises:
             OSError: the disk is full or broken; what was written before can be read.
+            SnowskinError: another server answers than before; what was written is the first one's.
         """
-        while page := self._served(self._last).requests:
+        while page := self._page():
             self.lost += page[-1].number - self._last - len(page)
             self._last = page[-1].number
             self._recorder.write(
                 TraceRequest(r.arrival_s, r.prompt_tokens, r.output_tokens, r.blocks) for r in page
             )
+
+    def _page(self) -> tuple[ServedRequest, ...]:
+        page = self._served(self._last)
+        if self._server is None:
+            self._server = page.server
+        if page.server != self._server:
+            raise SnowskinError(
+                f"the server was started anew while it was recorded: {self._recorder.path} ends "
+                f"with request {self._recorder.count}; record what it serves now into another file"
+            )
+        return page.requests
 
     async def keep(self) -> None:
         """Write what ends, a few times a second, until cancelled; then the rest.

@@ -54,8 +54,8 @@ class WriteBack:
     def release_all(self) -> None:
         """The sequence has ended: unpin what it still holds.
 
-        All of its chain counts as used now, the deepest block first: the prompt was let go of before
-        the blocks that go on from it, and without it they are of no use.
+        All of its chain counts as used now, the deepest block first: the prompt was let go of
+        before the blocks that go on from it, and without it they are of no use.
         """
         self.release_prompt()
         self._store.release([block.slot for block in self._store.pin(self._chain)])

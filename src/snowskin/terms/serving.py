@@ -135,6 +135,8 @@ class ServedRequest(msgspec.Struct, frozen=True):
 class ServedPage(msgspec.Struct, frozen=True):
     """Some of the requests that a cluster remembers, in the order of their numbers."""
 
+    server: str
+    """Another one after each start: then numbers begin anew, and blocks have other names."""
     model: str
     block_tokens: int
     requests: tuple[ServedRequest, ...]
