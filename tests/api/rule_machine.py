@@ -75,8 +75,13 @@ class RuleMachine:
             raise self.bug
         self.submitted.append(request)
         self.running.add(request.request)
-        await asyncio.sleep(0)
-        return Recital(self, request)
+        recital = Recital(self, request)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            recital.cancel()
+            raise
+        return recital
 
     def explain(self, request_id: RequestId) -> Explanation | None:
         for request in self.submitted:
