@@ -7,8 +7,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from snowskin.store.changes import Committed, Evicted
 from snowskin.store.eviction import POLICIES, make_policy
-from snowskin.store.pool import BlockPool, Committed, Evicted, PoolFull
+from snowskin.store.pool import BlockPool, PoolFull
 from snowskin.terms.events import PlacedBlock
 from snowskin.terms.ids import BlockKey
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from snowskin.store.runs import shared_count
+from snowskin.store.runs import place_of, shared_count
 from snowskin.terms.commands import Command, EndLease, GrantLease
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.events import (
@@ -180,7 +180,7 @@ class Directory:
                 alive = still
             if not still or span is None:
                 return prefixes
-            count += shared_count(span.keys, _place(span, keys[count]), keys, count)
+            count += shared_count(span.keys, place_of(span.keys, keys[count]), keys, count)
         if count:
             self._note(alive, count, prefixes)
         return prefixes
@@ -190,7 +190,7 @@ class Directory:
         span = self._spans.get(key)
         if span is None:
             return ()
-        place = _place(span, key)
+        place = place_of(span.keys, key)
         return tuple(
             Replica(
                 node,
@@ -224,7 +224,7 @@ class Directory:
             held = next((shelf[span] for shelf in shelves if span in shelf), None)
             if held is None:
                 break
-            start = _place(span, keys[at])
+            start = place_of(span.keys, keys[at])
             end = start + shared_count(span.keys, start, keys, at)
             first, last = held.start + start, held.start + end
             slots, generations = held.slots[first:last], held.generations[first:last]
@@ -388,7 +388,7 @@ class Directory:
 
     def _part(self, span: _Span, keys: tuple[BlockKey, ...], at: int) -> _Span:
         """The part of a span that ``keys`` go through from index ``at`` on, split off."""
-        start = _place(span, keys[at])
+        start = place_of(span.keys, keys[at])
         if start:
             span = self._split(span, start)[1]
         size = shared_count(span.keys, 0, keys, at)
@@ -457,8 +457,3 @@ class Directory:
         if len(ends) > 64 + 2 * len(self._leases):
             self._lease_ends = [(end[0], *lease) for lease, end in self._leases.items()]
             heapq.heapify(self._lease_ends)
-
-
-def _place(span: _Span, key: BlockKey) -> int:
-    """Index of a key in its span; most often it is the first."""
-    return 0 if span.keys[0] == key else span.keys.index(key)

@@ -16,14 +16,11 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from snowskin.store.runs import Run, make_order, shared_count
-from snowskin.terms.events import BlocksCommitted, BlocksEvicted
-from snowskin.terms.ids import BlockKey, NodeId, SlotIndex, Tier
+from snowskin.store.changes import Change, Committed, Evicted, compact
+from snowskin.store.runs import Run, make_order, place_of, shared_count
+from snowskin.terms.ids import BlockKey, SlotIndex
 
 T = TypeVar("T")
-
-_DRAM = Tier.DRAM
-"""Looked up once: a member of an enumeration takes as long as the rest of a message."""
 
 
 class PoolFull(msgspec.Struct, frozen=True):
@@ -31,31 +28,6 @@ class PoolFull(msgspec.Struct, frozen=True):
 
     wanted: int
     obtainable: int
-
-
-class Committed(msgspec.Struct, frozen=True, gc=False):
-    """These keys are held from now on, each in its slot."""
-
-    keys: tuple[BlockKey, ...]
-    slots: tuple[SlotIndex, ...]
-    generations: tuple[int, ...]
-
-    def event(self, node: NodeId) -> BlocksCommitted:
-        """As a node tells it of its DRAM."""
-        return BlocksCommitted(node, _DRAM, self.keys, self.slots, self.generations)
-
-
-class Evicted(msgspec.Struct, frozen=True, gc=False):
-    """These keys are held no more, and their slots may be reused."""
-
-    keys: tuple[BlockKey, ...]
-
-    def event(self, node: NodeId) -> BlocksEvicted:
-        """As a node tells it of its DRAM."""
-        return BlocksEvicted(node, _DRAM, self.keys)
-
-
-Change = Committed | Evicted
 
 
 class PoolStat(msgspec.Struct, frozen=True):
@@ -134,7 +106,7 @@ class BlockPool:
             run = self._index.get(keys[count])
             if run is None:
                 break
-            count += shared_count(run.keys, _place(run.keys, keys[count]), keys, count)
+            count += shared_count(run.keys, place_of(run.keys, keys[count]), keys, count)
         return count
 
     def held(self) -> Committed:
@@ -454,7 +426,7 @@ class BlockPool:
         Args:
             own: the run's keys if ``wanted`` are keys, its slots if they are slots.
         """
-        start = _place(own, wanted[at])
+        start = place_of(own, wanted[at])
         if start:
             run, own = self._split(run, start), own[start:]
         size = shared_count(own, 0, wanted, at)
@@ -479,34 +451,5 @@ class BlockPool:
         self._changes.append(change)
         self._untold_count += len(change.keys)
         if self._untold_count > self._untold_limit:
-            self._changes = _compact(self._changes)
+            self._changes = compact(self._changes)
             self._untold_count = sum([len(kept.keys) for kept in self._changes])
-
-
-def _place(own: tuple[T, ...], wanted: T) -> int:
-    """Index of an entry; most often it is the first."""
-    return 0 if own[0] == wanted else own.index(wanted)
-
-
-def _compact(changes: list[Change]) -> list[Change]:
-    """The same net effect in at most two events per key that was held before or is held after.
-
-    The events of one key alternate. Its first is kept if it is an eviction (the key was known),
-    its last if it is a commitment (the key is held now).
-    """
-    single = [one for change in changes for one in _one_by_one(change)]
-    first: dict[BlockKey, int] = {}
-    last: dict[BlockKey, int] = {}
-    for position, one in enumerate(single):
-        first.setdefault(one.keys[0], position)
-        last[one.keys[0]] = position
-    kept = {at for at in first.values() if isinstance(single[at], Evicted)}
-    kept.update([at for at in last.values() if isinstance(single[at], Committed)])
-    return [single[at] for at in sorted(kept)]
-
-
-def _one_by_one(change: Change) -> list[Change]:
-    if isinstance(change, Evicted):
-        return [Evicted((key,)) for key in change.keys]
-    rows = zip(change.keys, change.slots, change.generations, strict=True)
-    return [Committed((key,), (slot,), (generation,)) for key, slot, generation in rows]

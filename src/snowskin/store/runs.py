@@ -20,6 +20,11 @@ Entry = tuple[int, int, int, int, int, "Run"]
 Then the turn, by which an entry is known to be its run's newest."""
 
 
+def place_of(own: tuple[Any, ...], wanted: Any) -> int:
+    """Index of an entry; most often it is the first."""
+    return 0 if own[0] == wanted else own.index(wanted)
+
+
 def shared_count(
     own: tuple[Any, ...], start: int, others: tuple[Any, ...], other_start: int
 ) -> int:
