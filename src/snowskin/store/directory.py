@@ -164,7 +164,7 @@ class Directory:
     def longest_prefix(self, keys: Sequence[BlockKey]) -> dict[NodeId, int]:
         """How many leading blocks of ``keys`` each node holds; nodes without the first are absent.
 
-        Nodes stand in the order in which their prefixes end, then in the order of their joining.
+        Nodes stand in the order in which their prefixes end, then in that of their bits.
         """
         keys = tuple(keys)
         prefixes: dict[NodeId, int] = {}
@@ -378,10 +378,14 @@ class Directory:
             end += 1
         if len(spans) - before != end - at:
             # A node has named a key twice: the span ends before its return.
+            seen: set[BlockKey] = set()
             entered = keys[at:end]
-            end = at + next(i for i, key in enumerate(entered) if key in entered[:i])
-            for key in entered[end - at :]:
-                if key not in keys[at:end]:
+            for end, key in enumerate(entered, at):
+                if key in seen:
+                    break
+                seen.add(key)
+            for key in entered:
+                if key not in seen:
                     spans.pop(key, None)
         span.keys = keys[at:end]
         return span

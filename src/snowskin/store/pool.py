@@ -79,8 +79,6 @@ class BlockPool:
         self._index: dict[BlockKey, Run] = {}
         """Every run by its first key, and loose ones by all."""
         self._loose_count = 0
-        self._branches: dict[BlockKey, int] = {}
-        """By a run's last key: how many runs, not loose ones, go on from there."""
         self._reserved_count = 0
         """Each reserved slot is pinned once: nobody but who reserved it knows of it."""
         self._order = make_order(eviction)
@@ -165,7 +163,8 @@ class BlockPool:
         assert len(slots) == len(chain) - depth, f"{len(slots)} slots, not {len(chain) - depth}"
         for slot in slots:
             self._check_reserved(slot)
-        is_loose = self._is_gap_before(chain, depth) if depth and slots else False
+        before = self._run_before(chain, depth) if depth and slots else None
+        is_loose = depth > 0 and before is None
         committed: tuple[SlotIndex, ...] = ()
         at = depth
         while at < len(chain):
@@ -176,9 +175,9 @@ class BlockPool:
             else:
                 end = self._next_loose(chain, at)
                 run = Run(chain[at:end], slots[at - depth : end - depth], at)
-                self._hold(run, chain[at - 1] if at and not is_loose else None, is_loose)
+                self._hold(run, before, is_loose)
                 committed += run.slots
-            is_loose = run.is_loose
+            before, is_loose = run, run.is_loose
             at += len(run.keys)
         return committed
 
@@ -321,9 +320,8 @@ class BlockPool:
             run, last_count = order.next_run()
             assert not run.pins, f"{run.slots} are pinned"
             assert not run.leases, f"{run.slots} are leased"
-            whole = len(run.keys)
             taken = order.take_last(run, min(last_count, count - len(slots)))
-            self._forget(taken, has_head=len(taken.keys) == whole)
+            self._forget(run, taken)
             for slot in taken.slots:
                 runs[slot] = None
                 generations[slot] += 1
@@ -333,41 +331,40 @@ class BlockPool:
         self._tell(Evicted(tuple(evicted)))
         return slots
 
-    def _forget(self, run: Run, *, has_head: bool) -> None:
-        """Let a run be found no more.
-
-        Args:
-            has_head: whether it is a run of its own, not the last part of one that stays.
-        """
+    def _forget(self, run: Run, taken: Run) -> None:
+        """Let the last part of a run, or all of it, be found no more."""
         if run.is_loose:
-            for key in run.keys:
+            for key in taken.keys:
                 del self._index[key]
-            self._loose_count -= has_head
+            self._loose_count -= taken is run
             return
-        if has_head:
+        if taken is run:
             del self._index[run.keys[0]]
-            if run.follows is not None:
-                self._count_branch(run.follows, -1)
-        if run.keys[-1] in self._branches:
-            self._loosen(run.keys[-1])
+            if run.siblings is not None:
+                del run.siblings[run]
+        if run.followers:
+            self._loosen(run.followers)
+        run.followers = None
 
-    def _loosen(self, key: BlockKey) -> None:
-        """What goes on from an evicted block is behind a gap. Rare: tails are evicted first."""
-        gone = [key]
-        while gone:
-            last = gone.pop()
-            if self._branches.pop(last, 0):
-                for run in dict.fromkeys(self._runs):
-                    if run is not None and run.follows == last:
-                        self._index.update(dict.fromkeys(run.keys, run))
-                        self._loose_count += 1
-                        run.is_loose, run.follows = True, None
-                        gone.append(run.keys[-1])
+    def _loosen(self, followers: dict[Run, None]) -> None:
+        """These runs, and all that go on from them, are behind a gap from now on."""
+        behind = list(followers)
+        for run in behind:
+            self._index.update(dict.fromkeys(run.keys, run))
+            self._loose_count += 1
+            if run.followers:
+                behind += run.followers
+            run.is_loose, run.siblings, run.followers = True, None, None
 
-    def _is_gap_before(self, chain: tuple[BlockKey, ...], depth: int) -> bool:
-        """Whether what is committed at this depth is loose; if not, a run ends just before it."""
-        before = self._runs_of(chain[:depth])
-        return sum([len(run.keys) for run in before]) < depth or before[-1].is_loose
+    def _run_before(self, chain: tuple[BlockKey, ...], depth: int) -> Run | None:
+        """The run that ends just before this depth; None if there is a gap before it."""
+        run = self._index.get(chain[depth - 1])
+        if run is None or len(run.keys) > 1:
+            runs = self._runs_of(chain[:depth])
+            if sum([len(run.keys) for run in runs]) < depth:
+                return None
+            run = runs[-1]
+        return None if run.is_loose else run
 
     def _next_loose(self, chain: tuple[BlockKey, ...], at: int) -> int:
         """Where the blocks from ``at`` on, which is not held, end: at the next that is, if any."""
@@ -377,34 +374,27 @@ class BlockPool:
                     return end
         return len(chain)
 
-    def _hold(self, run: Run, follows: BlockKey | None, is_loose: bool) -> None:
+    def _hold(self, run: Run, before: Run | None, is_loose: bool) -> None:
         """From now on reserved slots, pinned once each, hold the keys of this run.
 
         Args:
-            follows: the key before it; None if it is the first of its chain, or loose.
+            before: the run that it goes on from; None if there is none, or a gap.
         """
         runs, slots = self._runs, run.slots
         for slot in slots:
             runs[slot] = run
         run.pins = 1
-        run.follows, run.is_loose = follows, is_loose
+        run.is_loose = is_loose
         if is_loose:
             self._index.update(dict.fromkeys(run.keys, run))
             self._loose_count += 1
         else:
             self._index[run.keys[0]] = run
-        if follows is not None:
-            self._count_branch(follows, 1)
+            if before is not None:
+                run.follow(before)
         self._reserved_count -= len(slots)
         self._commits += len(slots)
         self._tell(Committed(run.keys, slots, self.generations(slots)))
-
-    def _count_branch(self, key: BlockKey, more: int) -> None:
-        count = self._branches.get(key, 0) + more
-        if count:
-            self._branches[key] = count
-        else:
-            del self._branches[key]
 
     def _runs_of(self, keys: tuple[BlockKey, ...]) -> list[Run]:
         """The runs that the longest held prefix of ``keys`` consists of, and nothing else."""
@@ -444,7 +434,8 @@ class BlockPool:
             self._loose_count += 1
         else:
             self._index[rest.keys[0]] = rest
-            self._branches[run.keys[-1]] = 1
+            rest.followers, run.followers = run.followers, None
+            rest.follow(run)
         return rest
 
     def _tell(self, change: Change) -> None:

@@ -49,7 +49,7 @@ class Run:
     __slots__ = (
         "depth",
         "exposed_at",
-        "follows",
+        "followers",
         "is_loose",
         "keys",
         "leases",
@@ -57,6 +57,7 @@ class Run:
         "offset",
         "older",
         "pins",
+        "siblings",
         "slots",
         "turn",
         "uses",
@@ -81,10 +82,19 @@ class Run:
         self.exposed_at = 0
         self.turn = 0
         """Counts entries into the order of eviction; 0 while it is pinned or leased."""
-        self.follows: BlockKey | None = None
-        """The key before it; None if it is the first of its chain, or loose."""
         self.is_loose = False
         """Whether a block before it may not be held: see ``BlockPool``."""
+        self.followers: dict[Run, None] | None = None
+        """The runs that go on from its end, loose ones aside."""
+        self.siblings: dict[Run, None] | None = None
+        """The followers that it is one of; None if it is the first of its chain, or loose."""
+
+    def follow(self, before: Run) -> None:
+        """It goes on from the end of that run."""
+        if before.followers is None:
+            before.followers = {}
+        before.followers[self] = None
+        self.siblings = before.followers
 
     def cut(self, at: int) -> Run:
         """Keep the first ``at`` blocks; the others, with the same history, as a run of their own.
@@ -94,7 +104,7 @@ class Run:
         rest = Run(self.keys[at:], self.slots[at:], self.depth + at)
         rest.pins, rest.leases, rest.uses = self.pins, self.leases, self.uses
         rest.offset, rest.exposed_at = self.offset + at, self.exposed_at
-        rest.follows, rest.is_loose = None if self.is_loose else self.keys[at - 1], self.is_loose
+        rest.is_loose = self.is_loose
         self.keys, self.slots = self.keys[:at], self.slots[:at]
         return rest
 
