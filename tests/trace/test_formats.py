@@ -77,7 +77,15 @@ def test_requests_out_of_order_are_put_in_order_of_arrival(tmp_path: Path) -> No
         ('{"timestamp": 3', "truncated"),
         ("[]", "array"),
         ('{"timestamp": 3}', "input_length"),
+        (mooncake_line() + mooncake_line(), "trailing characters"),
+        ("\x0c", "invalid character"),
+        (mooncake_line(output_length=2**24 + 1), "`int` <= 16777216"),
+        (
+            mooncake_line(more="[" * 50_000 + "]" * 50_000).replace('"[', "[").replace(']"', "]"),
+            "{",
+        ),
     ],
+    ids=range(13),
 )
 def test_a_bad_line_is_named_with_its_number_and_value(tmp_path: Path, bad: str, told: str) -> None:
     path = written(tmp_path, mooncake_line(), mooncake_line(), bad, mooncake_line())
@@ -92,7 +100,9 @@ def test_a_bad_line_is_named_with_its_number_and_value(tmp_path: Path, bad: str,
     [
         ("yesterday,10,1", "'yesterday'"),
         ("2023-11-16 18:15:46,ten,1", "'ten'"),
-        ("2023-11-16 18:15:46,0,1", "at least 1"),
+        ("2023-11-16 18:15:46,0,1", "from 1 to 16777216"),
+        (f"2023-11-16 18:15:46,{'9' * 5000},1", "from 1 to 16777216"),
+        (f"2023-11-16 18:15:46,{'9' * 140_000},1", "field limit"),
         ("2023-11-16 18:15:46,5", "GeneratedTokens"),
     ],
 )
@@ -104,6 +114,29 @@ def test_a_bad_azure_row_is_named_with_its_number_and_value(
         read_trace(path)
     assert "line 2" in str(caught.value)
     assert told in str(caught.value)
+
+
+def test_lines_are_counted_with_blank_ones_and_over_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snowskin.trace.formats.BATCH_BYTES", 100)
+    lines = ["", *[mooncake_line(), "", " \t\r"] * 20, mooncake_line(hash_ids=[])]
+    with pytest.raises(InvalidInput, match=r"line 62: 600 tokens .* need 2 hash_ids; got 0"):
+        read_trace(written(tmp_path, *lines))
+    assert len(read_trace(written(tmp_path, *lines[:-1]))) == 20
+
+
+def test_what_stands_before_the_first_line_is_let_pass(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    write_trace(path, REQUESTS, block_tokens=512, name="mine")
+    path.write_bytes(b"\xef\xbb\xbf\n \r\n" + path.read_bytes())
+    assert len(read_trace(path)) == 3
+    path.write_bytes(b"\xef\xbb\xbf" + mooncake_line(format="x").encode())
+    assert len(read_trace(path)) == 1
+    rows = "\n\nTIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,none"
+    path.write_text(rows)
+    with pytest.raises(InvalidInput, match="line 4: GeneratedTokens"):
+        read_trace(path)
 
 
 def test_a_wrong_header_is_refused(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ def trace(*prompts: tuple[int, ...]) -> Trace:
 @pytest.mark.parametrize(
     ("prompts", "told"),
     [
-        ([(1, 2, 3), (), (1, 9, 3)], "request 1: block 3 follows 2 here, but 9 elsewhere"),
-        ([(4,), (5, 4)], "request 1: block 4 follows nothing here, but 5 elsewhere"),
-        ([(2**60, 7), (7,)], "request 1: block 7 follows 1152921504606846976 here, but nothing"),
-        ([(3, 3)], "request 1: block 3 follows nothing here, but 3 elsewhere"),
+        ([(1, 2, 3), (), (1, 9, 3)], "'t': block 3 follows 9 in request 3, but 2 in request 1"),
+        ([(4,), (6,), (5, 4)], "block 4 follows 5 in request 3, but nothing in request 1"),
+        ([(2**60, 7), (7,)], f"block 7 follows nothing in request 2, but {2**60} in request 1"),
+        ([(3, 3)], "block 3 follows 3 in request 1, but nothing in request 1"),
     ],
 )
 def test_a_block_that_does_not_stand_for_its_prefix_is_refused_by_name(
@@ -29,3 +29,11 @@ def test_a_block_that_does_not_stand_for_its_prefix_is_refused_by_name(
 
 def test_prompts_may_part_and_have_no_blocks() -> None:
     assert len(trace((1, 2, 3), (), (1, 2, 9), (1, 2, 3, 2**60), ())) == 5
+
+
+def test_requests_come_within_a_year() -> None:
+    far = [TraceRequest(0.0, 100, 1, ()), TraceRequest(366 * 86_400 + 1.0, 100, 1, ())]
+    with pytest.raises(InvalidInput, match="more than a year"):
+        trace_of("t", far, block_tokens=10)
+    with pytest.raises(InvalidInput, match=r"at speed 1e-09 the last request of 't'"):
+        trace((1,), (2,)).sped_up(1e-9)

@@ -176,6 +176,7 @@ def cache_curve(
     """Hit ratio of one shared cache against its size, with the store's own eviction code."""
     keep_blas_to_one_thread()
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from snowskin.sim import cache_curve as curve
@@ -186,7 +187,7 @@ def cache_curve(
     sizes = [_size(text) for text in blocks.split(",")]
     policies = [name.strip() for name in policy.split(",")]
     points = curve.cache_curve(read, policies, sizes)
-    table = Table("blocks", *policies, title=f"{read.name}: hit ratio")
+    table = Table("blocks", *policies, title=f"{escape(read.name)}: hit ratio")
     for row, size in enumerate(sizes):
         ratios = [points[column * len(sizes) + row].hit_ratio for column in range(len(policies))]
         table.add_row("inf" if size is None else f"{size:,}", *[f"{x:.4f}" for x in ratios])
@@ -244,6 +245,7 @@ def _sweep(trace: Trace, config: WorldConfig, sweep: str, *, jobs: int, json: Pa
 
 def _show(summaries: list[dict[str, Any]], *, took_s: float, axis: str | None = None) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     first = summaries[0]
@@ -260,7 +262,7 @@ def _show(summaries: list[dict[str, Any]], *, took_s: float, axis: str | None = 
     columns = [[figure(name, summary.get(name)) for name in SHOWN] for summary in summaries]
     console = Console()
     for few in _side_by_side(heads, columns, console.width):
-        table = Table("measure", title=title)
+        table = Table("measure", title=escape(title))
         for head in heads[few]:
             table.add_column(head, justify="right", no_wrap=True)
         for name, *values in zip(SHOWN, *columns[few], strict=True):

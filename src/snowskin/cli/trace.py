@@ -42,9 +42,10 @@ def describe_command(
 
 
 def _table(summary: TraceSummary) -> object:
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=summary.name, show_header=False)
+    table = Table(title=escape(summary.name), show_header=False)
     table.add_row("requests", f"{summary.requests:,}")
     table.add_row("duration", f"{summary.duration_s:,.1f} s")
     table.add_row(

@@ -378,14 +378,14 @@ class Directory:
             end += 1
         if len(spans) - before != end - at:
             # A node has named a key twice: the span ends before its return.
-            seen: set[BlockKey] = set()
             entered = keys[at:end]
-            for end, key in enumerate(entered, at):
-                if key in seen:
-                    break
-                seen.add(key)
+            kept: set[BlockKey] = set()
+            end = at
+            while keys[end] not in kept:
+                kept.add(keys[end])
+                end += 1
             for key in entered:
-                if key not in seen:
+                if key not in kept:
                     spans.pop(key, None)
         span.keys = keys[at:end]
         return span

@@ -19,12 +19,19 @@ MOONCAKE_BLOCK_TOKENS = 512
 """The released traces name one hash for every 512 tokens (FAST '25 artifact)."""
 FORMAT_NAME = "snowskin-trace"
 BATCH_BYTES = 8 << 20
+TOKEN_LIMIT = 2**24
+"""Of a prompt or an answer. Our choice: beyond every model's context, and a bound on the memory
+that one line can cost."""
+_BOM = b"\xef\xbb\xbf"
+_BLANKS = b" \t\r\n"
+"""What JSON takes for white space."""
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 _BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Time = Annotated[float, msgspec.Meta(ge=0)]
-_Prompt = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-_Output = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Prompt = Annotated[int, msgspec.Meta(ge=1, le=TOKEN_LIMIT)]
+_Output = Annotated[int, msgspec.Meta(ge=0, le=TOKEN_LIMIT)]
 
 
 class _OwnLine(msgspec.Struct, frozen=True, gc=False):
@@ -66,13 +73,18 @@ def read_trace(path: Path) -> Trace:
     """
     try:
         with path.open("rb") as file:
-            first = file.readline()
-            if first.lstrip(b"\xef\xbb\xbf").startswith(_AZURE_COLUMNS[0].encode()):
-                return _read_azure(path)
-            if b'"format"' in first:
-                return _read_own(path, file, first)
-            file.seek(0)
-            return _read_mooncake(path, file)
+            if file.read(len(_BOM)) != _BOM:
+                file.seek(0)
+            blank_lines, begin = 0, file.tell()
+            while (first := file.readline()) and not first.strip(_BLANKS):
+                blank_lines, begin = blank_lines + 1, file.tell()
+            if first.startswith(_AZURE_COLUMNS[0].encode()):
+                return _read_azure(path, blank_lines)
+            if b'"format"' in first and b'"hash_ids"' not in first:
+                return _read_own(path, file, first, blank_lines)
+            file.seek(begin)
+            builder = TraceBuilder(path.stem, block_tokens=MOONCAKE_BLOCK_TOKENS)
+            return _read_lines(path, file, _MooncakeLine, builder, line_count=blank_lines)
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror}", parameter="trace") from error
     except UnicodeDecodeError as error:
@@ -89,16 +101,23 @@ def _decode_lines(path: Path, text: bytes, first_line: int, kind: type[Any]) -> 
     """All lines of one batch; on trouble, each alone, to name the one at fault."""
     decoder = msgspec.json.Decoder(kind)
     try:
-        return decoder.decode_lines(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        for offset, line in enumerate(text.split(b"\n")):
-            if line.strip():
-                try:
-                    decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    text = line.decode("utf-8", "replace").strip()
-                    _refuse(path, first_line + offset, str(error), text)
-        raise
+        rows = decoder.decode_lines(text)
+        if len(rows) == text.count(b"\n") or len(rows) == len(_written(text)):
+            return rows
+    except _UNREADABLE:
+        pass
+    rows = []
+    for offset, line in _written(text):
+        try:
+            rows.append(decoder.decode(line))
+        except _UNREADABLE as error:
+            _refuse(path, first_line + offset, str(error), line.decode("utf-8", "replace").strip())
+    return rows
+
+
+def _written(text: bytes) -> list[tuple[int, bytes]]:
+    """The lines that are not blank, each with its place among all."""
+    return [(at, line) for at, line in enumerate(text.split(b"\n")) if line.strip(_BLANKS)]
 
 
 def _read_lines(
@@ -121,10 +140,10 @@ def _read_lines(
         wrong = (counts < full) | (counts > most)
         if wrong.any():
             row = int(np.argmax(wrong))
-            numbers = [at for at, line in enumerate(text.split(b"\n")) if line.strip()]
+            offset, _ = _written(text)[row]
             field = "hash_ids" if mooncake else "blocks"
             problem = f"{prompt[row]} tokens in blocks of {block_tokens} need {most[row]} {field}"
-            _refuse(path, line_count + 1 + numbers[row], problem, counts[row])
+            _refuse(path, line_count + 1 + offset, problem, counts[row])
         arrival = np.array([row.arrival_s for row in rows], dtype=np.float64)
         builder.add_batch(
             arrival / 1000.0 if mooncake else arrival,
@@ -139,50 +158,59 @@ def _read_lines(
     return builder.build()
 
 
-def _read_mooncake(path: Path, file: BinaryIO) -> Trace:
-    builder = TraceBuilder(path.stem, block_tokens=MOONCAKE_BLOCK_TOKENS)
-    return _read_lines(path, file, _MooncakeLine, builder, line_count=0)
-
-
-def _read_own(path: Path, file: BinaryIO, first: bytes) -> Trace:
+def _read_own(path: Path, file: BinaryIO, first: bytes, blank_lines: int) -> Trace:
+    line = blank_lines + 1
     try:
         header = msgspec.json.decode(first, type=_Header)
-    except msgspec.DecodeError as error:
-        _refuse(path, 1, f"not a header: {error}", first.decode("utf-8", "replace").strip())
+    except _UNREADABLE as error:
+        _refuse(path, line, f"not a header: {error}", first.decode("utf-8", "replace").strip())
     if header.format != FORMAT_NAME or header.version != 1:
-        _refuse(path, 1, f"expected {FORMAT_NAME} version 1", f"{header.format} {header.version}")
+        _refuse(
+            path, line, f"expected {FORMAT_NAME} version 1", f"{header.format} {header.version}"
+        )
     builder = TraceBuilder(header.name or path.stem, block_tokens=header.block_tokens)
-    return _read_lines(path, file, _OwnLine, builder, line_count=1)
+    return _read_lines(path, file, _OwnLine, builder, line_count=line)
+
+
+def _azure_time(path: Path, line: int, row: dict[str, str | None]) -> float:
+    text = row.get("TIMESTAMP") or ""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        _refuse(path, line, "TIMESTAMP is not a date and time", repr(text))
+    return (moment - datetime(2000, 1, 1, tzinfo=moment.tzinfo)).total_seconds()
 
 
 def _azure_number(path: Path, line: int, row: dict[str, str | None], column: str) -> int:
     text = row.get(column) or ""
     least = 1 if column == "ContextTokens" else 0
-    if not text.isdecimal() or not least <= int(text) < 2**31:
-        _refuse(path, line, f"{column} must be a whole number of at least {least}", repr(text))
+    if not (text.isdecimal() and len(text) < 20 and least <= int(text) <= TOKEN_LIMIT):
+        problem = f"{column} must be a whole number from {least} to {TOKEN_LIMIT}"
+        _refuse(path, line, problem, repr(text))
     return int(text)
 
 
-def _read_azure(path: Path) -> Trace:
+def _read_azure(path: Path, blank_lines: int) -> Trace:
     """Azure's public LLM traces (2023, 2024). They do not tell which prefixes are shared."""
     seconds: list[float] = []
     prompt: list[int] = []
     output: list[int] = []
     with path.open(encoding="utf-8-sig", newline="") as file:
+        for _ in range(blank_lines):
+            file.readline()
         reader = csv.DictReader(file)
         missing = [name for name in _AZURE_COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
-            _refuse(path, 1, f"missing columns {missing}", reader.fieldnames)
-        for row in reader:
-            line = reader.line_num
-            try:
-                moment = datetime.fromisoformat(row["TIMESTAMP"] or "")
-            except ValueError:
-                _refuse(path, line, "TIMESTAMP is not a date and time", repr(row["TIMESTAMP"]))
-            since = moment - datetime(2000, 1, 1, tzinfo=moment.tzinfo)
-            seconds.append(since.total_seconds())
-            prompt.append(_azure_number(path, line, row, "ContextTokens"))
-            output.append(_azure_number(path, line, row, "GeneratedTokens"))
+            _refuse(path, blank_lines + 1, f"missing columns {missing}", reader.fieldnames)
+        try:
+            for row in reader:
+                line = blank_lines + reader.line_num
+                seconds.append(_azure_time(path, line, row))
+                prompt.append(_azure_number(path, line, row, "ContextTokens"))
+                output.append(_azure_number(path, line, row, "GeneratedTokens"))
+        except csv.Error as error:
+            line = blank_lines + reader.line_num + 1
+            raise InvalidInput(f"{path}, line {line}: {error}", parameter="trace") from error
     tokens = np.array(prompt, dtype=np.int64)
     builder = TraceBuilder(path.stem, block_tokens=MOONCAKE_BLOCK_TOKENS, sharing_known=False)
     builder.add_batch(

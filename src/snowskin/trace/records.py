@@ -15,6 +15,10 @@ from snowskin.terms.errors import InvalidInput
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+SPAN_LIMIT_S = 366 * 86_400
+"""No request comes later than a year after the first. Our choice: the heartbeats of so long a time
+are simulated in seconds, and whoever needs more has mistaken the unit."""
+
 ADD_BATCH = 10_000
 """Requests that are turned into columns at once."""
 
@@ -65,9 +69,19 @@ class Trace:
             yield TraceRequest(arrival_s, prompt, output, blocks)
 
     def sped_up(self, factor: float) -> Trace:
-        """The same requests with every gap divided by ``factor``."""
+        """The same requests with every gap divided by ``factor``.
+
+        Raises:
+            InvalidInput: the factor is not above 0, or the last request would come too late.
+        """
         if not factor > 0:
             raise InvalidInput(f"speed must be above 0, got {factor}", parameter="speed")
+        if self.arrival_s[-1] / factor > SPAN_LIMIT_S:
+            raise InvalidInput(
+                f"at speed {factor:g} the last request of {self.name!r} would come after more than "
+                "a year",
+                parameter="speed",
+            )
         return replace(self, arrival_s=self.arrival_s / factor)
 
     def head(self, count: int) -> Trace:
@@ -118,7 +132,7 @@ class TraceBuilder:
 
         Raises:
             InvalidInput: there is no request, or a block follows another block in one request
-                than in another one.
+                than in another one, or the last request comes too late.
         """
         if not sum(len(batch[0]) for batch in self._batches):
             raise InvalidInput(f"the trace {self.name!r} holds no request", parameter="trace")
@@ -128,13 +142,20 @@ class TraceBuilder:
         if not self.sharing_known:
             block_ids = np.arange(starts[-1], dtype=np.int64)
         else:
-            _check_chains(block_ids, starts)
+            self._check_chains(block_ids, starts)
         if np.any(np.diff(arrival_s) < 0):
             order = np.argsort(arrival_s, kind="stable")
             pieces = [block_ids[starts[row] : starts[row + 1]] for row in order]
             arrival_s, prompt, output = arrival_s[order], prompt[order], output[order]
             block_ids = np.concatenate(pieces)
             starts = np.concatenate(([0], np.cumsum(counts[order]))).astype(np.int64)
+        span_s = arrival_s[-1] - arrival_s[0]
+        if span_s > SPAN_LIMIT_S:
+            raise InvalidInput(
+                f"the last request of the trace {self.name!r} comes {span_s:g} s after the first: "
+                "more than a year (Mooncake's timestamps are in ms, ours in s)",
+                parameter="trace",
+            )
         return Trace(
             self.name,
             self.block_tokens,
@@ -146,30 +167,32 @@ class TraceBuilder:
             starts,
         )
 
-
-def _check_chains(block_ids: Ints, starts: Ints) -> None:
-    """See to it that each block follows the same block, or none, wherever it is named."""
-    if not len(block_ids):
-        return
-    before = np.empty_like(block_ids)
-    before[1:] = block_ids[:-1]
-    before[starts[:-1][np.diff(starts) > 0]] = -1
-    names = block_ids
-    if names.max() > 4 * len(names):
-        names = np.unique(names, return_inverse=True)[1]
-    seen = np.empty(names.max() + 1, dtype=np.int64)
-    seen[names] = before
-    wrong = seen[names] != before
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        row = int(np.searchsorted(starts, at, side="right")) - 1
-        here, there = ("nothing" if b < 0 else b for b in (before[at], seen[names[at]]))
-        raise InvalidInput(
-            f"request {row + 1}: block {block_ids[at]} follows {here} here, but {there} "
-            "elsewhere; a block's id must stand for its prefix as well (a hash of all tokens up to "
-            "its end), since only equal prefixes have equal KV",
-            parameter="trace",
-        )
+    def _check_chains(self, block_ids: Ints, starts: Ints) -> None:
+        """See to it that each block follows the same block, or none, wherever it is named."""
+        if not len(block_ids):
+            return
+        before = np.empty_like(block_ids)
+        before[1:] = block_ids[:-1]
+        before[starts[:-1][np.diff(starts) > 0]] = -1
+        names = block_ids
+        if names.max() > 4 * len(names):
+            names = np.unique(names, return_inverse=True)[1]
+        first_at = np.empty(names.max() + 1, dtype=np.int64)
+        first_at[names[::-1]] = np.arange(len(names) - 1, -1, -1)
+        wrong = before[first_at[names]] != before
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            here, there = (
+                f"{'nothing' if before[where] < 0 else before[where]} in request "
+                f"{int(np.searchsorted(starts, where, side='right'))}"
+                for where in (at, first_at[names[at]])
+            )
+            raise InvalidInput(
+                f"trace {self.name!r}: block {block_ids[at]} follows {here}, but {there} (counted "
+                "by arrival); a block's id must stand for its prefix as well (a hash of all tokens "
+                "up to its end), since only equal prefixes have equal KV",
+                parameter="trace",
+            )
 
 
 def trace_of(name: str, requests: Iterable[TraceRequest], *, block_tokens: int) -> Trace:
