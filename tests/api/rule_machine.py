@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from snowskin.terms.commands import Decision
 from snowskin.terms.errors import NodeUnavailable, Overloaded, RequestFailed
-from snowskin.terms.ids import BlockKey, NodeId, RequestId, Role
+from snowskin.terms.ids import BlockKey, NodeId, RequestId, Role, StartId
 from snowskin.terms.keys import KeySpace
 from snowskin.terms.request import GenerationRequest, SampledToken, TokenLogprob
 from snowskin.terms.serving import (
@@ -101,7 +101,7 @@ class RuleMachine:
             for number, request in enumerate(self.submitted, 1)
             if number > after
         )
-        return ServedPage("one", "rule-machine", BLOCK_TOKENS, requests[:2])
+        return ServedPage(StartId("one"), "rule-machine", BLOCK_TOKENS, requests[:2])
 
     def status(self) -> ClusterStatus:
         node = NodeStatus(

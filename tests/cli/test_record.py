@@ -14,6 +14,7 @@ import pytest
 
 from snowskin.cli.recording import Recording
 from snowskin.terms.errors import SnowskinError
+from snowskin.terms.ids import StartId
 from snowskin.terms.serving import ServedPage, ServedRequest
 from snowskin.trace.formats import read_trace
 from snowskin.trace.record import TraceRecorder
@@ -118,8 +119,8 @@ def test_a_recording_ends_where_its_server_was_started_anew(tmp_path: Path) -> N
     served = ServedRequest(1, 0.5, 40, 3, (7,))
     pages = iter(
         [
-            ServedPage("one", "m", 32, (served,)),
-            ServedPage("other", "m", 32, (msgspec.structs.replace(served, number=2),)),
+            ServedPage(StartId("one"), "m", 32, (served,)),
+            ServedPage(StartId("other"), "m", 32, (msgspec.structs.replace(served, number=2),)),
         ]
     )
     path = tmp_path / "live.jsonl"

@@ -158,6 +158,17 @@ def test_the_source_of_a_fetch_keeps_its_blocks_until_the_fetch_ends():
     assert cluster.conductor.next_wakeup_s() is None
 
 
+def test_the_source_of_a_fetch_keeps_the_blocks_before_what_is_fetched_as_well():
+    cluster = Cluster((P0, D0), lease_s=7.0)
+    cluster.tell(held(P0, "tale", 2))
+    cluster.tell(held(D0, "tale", 10))
+    lease, start = cluster.tell(arrival("r", 1050, story="tale"))
+    assert lease == GrantLease(D0, RequestId("r"), keys("tale", 10), 7.0)
+    assert isinstance(start, StartPrefill)
+    assert start.fetch is not None
+    assert tuple(block.key for block in start.fetch.blocks) == keys("tale", 10)[2:]
+
+
 def test_a_queue_counts_what_waits_and_what_is_left_of_what_runs():
     cluster = Cluster((P0, D0))
     first = cluster.place(arrival("a", 2000))

@@ -222,9 +222,21 @@ def test_the_directory_always_agrees_with_plain_sets(sequence: list[object]):
 
 
 def test_a_key_that_a_node_names_twice_lies_where_it_was_named_last():
-    held = directory(committed(A, 0, 1, 0, 2), evicted(A, 2, 0))
-    assert held.replica_count(KEYS[0]) == 0
-    assert held.longest_prefix(KEYS[1:]) == {A: 1}
-    assert (held.stat().blocks, held.stat().replicas) == (1, 1)
-    held.handle(evicted(A, 1), now_s=0.0)
-    assert held.stat().blocks == 0
+    named = tuple(KEYS[index] for index in (0, 1, 0, 2))
+    slots = tuple(SlotIndex(slot) for slot in (5, 6, 7, 8))
+    held = directory(BlocksCommitted(A, Tier.DRAM, named, slots, (1, 3, 5, 7)))
+    places = [held.replicas(key)[0] for key in KEYS[:3]]
+    assert [(place.slot, place.generation) for place in places] == [(7, 5), (6, 3), (8, 7)]
+    assert (held.stat().blocks, held.stat().replicas) == (3, 3)
+    held.handle(evicted(A, 2, 1, 0), now_s=0.0)
+    assert (held.stat().blocks, held.stat().replicas) == (0, 0)
+
+
+def test_a_part_of_a_chain_lies_where_the_whole_was_said_to_lie():
+    slots = tuple(SlotIndex(slot) for slot in range(10, 16))
+    whole = BlocksCommitted(A, Tier.DRAM, KEYS, slots, tuple(range(1, 13, 2)))
+    held = directory(whole, committed(B, 0), evicted(A, 5, 4, 3))
+    assert [(b.slot, b.generation) for b in held.placed(A, KEYS)] == [(10, 1), (11, 3), (12, 5)]
+    assert [b.slot for b in held.placed(A, KEYS[2:])] == [12]
+    held.handle(evicted(A, 2), now_s=0.0)
+    assert held.replicas(KEYS[1]) == (Replica(A, Tier.DRAM, SlotIndex(11), 3),)

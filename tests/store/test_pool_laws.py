@@ -216,6 +216,17 @@ class PoolLaws(RuleBasedStateMachine):
         assert {block.key: block for block in blocks_of(self.pool.held())} == self.held
         assert len({block.slot for block in self.held.values()}) == len(self.held)
 
+    def teardown(self):
+        """Once nothing is pinned, all can be evicted, and nothing is left."""
+        for block in self.pins + self.reserved:
+            self.pool.release([block.slot])
+        for owner in list(self.leases):
+            self.pool.end_lease(owner)
+        assert not isinstance(self.pool.reserve(SLOTS), PoolFull)
+        assert not self.pool._index
+        assert not self.pool._loose_count
+        assert self.pool._runs == [None] * SLOTS
+
 
 def machine_for(name):
     machine = type(f"PoolLaws_{name}", (PoolLaws,), {"policy": name})

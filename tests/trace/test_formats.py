@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -77,15 +78,16 @@ def test_requests_out_of_order_are_put_in_order_of_arrival(tmp_path: Path) -> No
         ('{"timestamp": 3', "truncated"),
         ("[]", "array"),
         ('{"timestamp": 3}', "input_length"),
-        (mooncake_line() + mooncake_line(), "trailing characters"),
+        (mooncake_line() + mooncake_line() + "\n\n", "trailing characters"),
+        ('{"timestamp": 3,\n"input_length": 3}', "truncated"),
         ("\x0c", "invalid character"),
         (mooncake_line(output_length=2**24 + 1), "`int` <= 16777216"),
         (
             mooncake_line(more="[" * 50_000 + "]" * 50_000).replace('"[', "[").replace(']"', "]"),
-            "{",
+            "recursion depth",
         ),
     ],
-    ids=range(13),
+    ids=count(),
 )
 def test_a_bad_line_is_named_with_its_number_and_value(tmp_path: Path, bad: str, told: str) -> None:
     path = written(tmp_path, mooncake_line(), mooncake_line(), bad, mooncake_line())
@@ -133,6 +135,10 @@ def test_what_stands_before_the_first_line_is_let_pass(tmp_path: Path) -> None:
     assert len(read_trace(path)) == 3
     path.write_bytes(b"\xef\xbb\xbf" + mooncake_line(format="x").encode())
     assert len(read_trace(path)) == 1
+    row = "2023-11-16 18:15:46," + "9" * 140_000
+    path.write_text(f"\n\nTIMESTAMP,ContextTokens,GeneratedTokens\n{row},1\n")
+    with pytest.raises(InvalidInput, match="line 4: field larger"):
+        read_trace(path)
     rows = "\n\nTIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,none"
     path.write_text(rows)
     with pytest.raises(InvalidInput, match="line 4: GeneratedTokens"):

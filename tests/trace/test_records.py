@@ -27,6 +27,12 @@ def test_a_block_that_does_not_stand_for_its_prefix_is_refused_by_name(
         trace(*prompts)
 
 
+def test_requests_are_counted_as_they_stand_whenever_they_arrive() -> None:
+    requests = [TraceRequest(float(at), 10, 1, blocks) for at, blocks in ((2, (1, 2)), (1, (2,)))]
+    with pytest.raises(InvalidInput, match="follows nothing in request 2, but 1 in request 1"):
+        trace_of("t", requests, block_tokens=10)
+
+
 def test_prompts_may_part_and_have_no_blocks() -> None:
     assert len(trace((1, 2, 3), (), (1, 2, 9), (1, 2, 3, 2**60), ())) == 5
 

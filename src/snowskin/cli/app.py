@@ -1,4 +1,4 @@
-"""The command line: ``snowskin …``. What a command needs is imported when it runs."""
+"""The command line: ``snowskin …``. A command's module is imported when the command is named."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ COMMANDS = {
     "store": "store",
     "bench": "bench",
 }
-"""Every command, and the module of ``cli`` that has it: as ``app``, or as a function."""
+"""Every command, and the module of ``cli`` that has it: as ``app``, or a function of its name."""
 
 
 def make_app(only: str | None = None) -> typer.Typer:
     """The command line.
 
     Args:
-        only: the one command that is wanted; to load them all takes longer than many a run.
+        only: the one command that is wanted, since to load them all takes longer than many a run;
+            None: all.
     """
     app = typer.Typer(
         name="snowskin",

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from snowskin.terms.errors import SnowskinError
+from snowskin.terms.ids import StartId
 from snowskin.terms.serving import ServedPage, ServedRequest
 from snowskin.trace.record import TraceRecorder
 from snowskin.trace.records import TraceRequest
@@ -22,16 +23,20 @@ class Recording:
 
     Args:
         served: gives the remembered requests after a number, page by page.
-        after: the number of the last request that is not wanted.
+        start: of the server that is recorded; by default, that of the first answer.
     """
 
     def __init__(
-        self, recorder: TraceRecorder, served: Callable[[int], ServedPage], *, after: int = 0
+        self,
+        recorder: TraceRecorder,
+        served: Callable[[int], ServedPage],
+        *,
+        start: StartId | None = None,
     ) -> None:
         self._recorder = recorder
         self._served = served
-        self._last = after
-        self._server: str | None = None
+        self._start = start
+        self._last = 0
         self.lost = 0
         """Requests that had been forgotten before they could be written."""
 
@@ -51,9 +56,9 @@ class Recording:
 
     def _page(self) -> tuple[ServedRequest, ...]:
         page = self._served(self._last)
-        if self._server is None:
-            self._server = page.server
-        if page.server != self._server:
+        if self._start is None:
+            self._start = page.start
+        if page.start != self._start:
             raise SnowskinError(
                 f"the server was started anew while it was recorded: {self._recorder.path} ends "
                 f"with request {self._recorder.count}; record what it serves now into another file"

@@ -6,8 +6,10 @@ import os
 
 
 def keep_blas_to_one_thread() -> None:
-    """Before numpy is loaded: its BLAS starts a thread for every core, and they wait busily.
+    """Keep numpy's BLAS to one thread; to be called before numpy is loaded.
 
-    For commands that multiply no matrices. It does not override what the user has set.
+    Otherwise it starts one for every core, and they wait busily. For commands that multiply no
+    matrices. What the user has set stays.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

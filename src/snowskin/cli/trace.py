@@ -143,7 +143,7 @@ def record_command(
         raise InvalidInput(f"{url} has not answered any request yet; there is nothing to record")
     name = f"{first.model} live"
     with TraceRecorder(out, block_tokens=first.block_tokens, name=name) as recorder:
-        recording = Recording(recorder, served)
+        recording = Recording(recorder, served, start=first.start)
         try:
             recording.catch_up()
         except OSError as error:

@@ -28,7 +28,7 @@ from snowskin.store.directory import Directory
 from snowskin.terms.commands import Command
 from snowskin.terms.errors import InvalidInput, NodeUnavailable
 from snowskin.terms.events import NodeJoined, NodeLost
-from snowskin.terms.ids import NodeId, RequestId, Role
+from snowskin.terms.ids import NodeId, RequestId, Role, StartId
 from snowskin.terms.request import GenerationRequest
 from snowskin.terms.serving import ClusterStatus, Explanation, ServedPage, ServingInfo
 from snowskin.transfer.child import Child
@@ -60,7 +60,7 @@ class Cluster:
         self._roster = Roster(
             {NodeId(f"{role}-{i}"): role for role, count in counts for i in range(count)}
         )
-        self._server = secrets.token_hex(8)
+        self._start = StartId(secrets.token_hex(8))
         self._served = Served(salt=secrets.token_bytes(SALT_BYTES), started_s=self._started_s)
         self._ledger = Ledger(self._served)
         header = JournalHeader(config.conductor, profile, config.seed)
@@ -166,7 +166,7 @@ class Cluster:
     def served(self, after: int) -> ServedPage:
         """The next of the remembered requests whose number is above ``after``, for a trace."""
         return ServedPage(
-            server=self._server,
+            start=self._start,
             model=self._info.model,
             block_tokens=self._config.block_tokens,
             requests=self._served.after(after),

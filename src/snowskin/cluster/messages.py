@@ -61,7 +61,7 @@ class CancelJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeaseBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Keep these blocks for so long: a peer is about to read them."""
+    """Keep this prefix for so long: a peer is about to read its end."""
 
     owner: RequestId
     keys: tuple[BlockKey, ...]

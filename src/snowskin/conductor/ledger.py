@@ -124,7 +124,7 @@ class Ledger:
         expected_s = self._profile.transfer.seconds(source.busy_bytes + transfer_bytes)
         flight.fetch = OpenFetch(source_name, transfer_bytes, expected_s)
         source.send(transfer_bytes)
-        # All of the prefix: a store keeps a block only as long as those before it.
+        # All of the prefix: leases are on chains from their first block on.
         lease = GrantLease(source_name, flight.arrived.request, keys, self._config.lease_s)
         self._directory.handle(lease, now_s=now_s)
         return Fetch(source_name, blocks), (lease,)

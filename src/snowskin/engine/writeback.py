@@ -42,6 +42,7 @@ class WriteBack:
         self._prompt_slots = [block.slot for block in blocks[:full]]
         self._tail_slot = blocks[full].slot if len(blocks) > full else None
         self._chain = [*request.keys]
+        """Keys of the full blocks that are committed, from the prompt's first on."""
         self._parent = request.keys[-1] if request.keys else request.root
         """None once the chain of keys is broken: what would follow could not be found."""
         self._full_blocks = full

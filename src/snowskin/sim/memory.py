@@ -73,7 +73,7 @@ class NodeMemory:
         self._pool.release(slots)
 
     def grant_lease(self, owner: RequestId, keys: Sequence[BlockKey], until_s: float) -> int:
-        """Keep these blocks for a peer; how many of them are held."""
+        """Keep the longest held prefix of ``keys`` for a peer; its length."""
         return self._pool.grant_lease(owner, keys, until_s)
 
     def end_lease(self, owner: RequestId) -> None:

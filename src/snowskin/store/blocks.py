@@ -103,7 +103,7 @@ class BlockStore:
                 self.segment.retire(slot)
 
     def grant_lease(self, owner: str, keys: Sequence[BlockKey], until_s: float) -> int:
-        """Keep the longest held prefix of ``keys`` from eviction until ``until_s``; its blocks.
+        """Keep the longest held prefix of ``keys`` from eviction until ``until_s``; its length.
 
         Args:
             owner: who ends it; a second lease of the same owner replaces the first.

@@ -72,7 +72,7 @@ class _Span:
 
 
 class _Places:
-    """Where a node has the blocks of a span: key by key, from ``start`` on in what it told."""
+    """Where a node has the blocks of a span: key by key, from ``start`` on in what it once told."""
 
     __slots__ = ("generations", "slots", "start")
 
@@ -88,7 +88,8 @@ class _Places:
         start, end = self.start + start, self.start + end
         if len(self.slots) <= 4 * (end - start):
             return _Places(self.slots, self.generations, start)
-        # A short part must not keep all of a long chain's places.
+        # A short part must not keep all of a long chain's places: our choice, at most four times
+        # what it needs.
         return _Places(self.slots[start:end], self.generations[start:end], 0)
 
 
@@ -164,7 +165,8 @@ class Directory:
     def longest_prefix(self, keys: Sequence[BlockKey]) -> dict[NodeId, int]:
         """How many leading blocks of ``keys`` each node holds; nodes without the first are absent.
 
-        Nodes stand in the order in which their prefixes end, then in that of their bits.
+        Nodes stand in the order in which their prefixes end, then in that of their bits: a lost
+        node's goes to the next that joins.
         """
         keys = tuple(keys)
         prefixes: dict[NodeId, int] = {}
@@ -249,7 +251,7 @@ class Directory:
         )
 
     def _nodes_of(self, mask: int) -> list[NodeId]:
-        """The nodes of a mask, in the order of their joining. The first block of a hot chain lies
+        """The nodes of a mask, in the order of their bits. The first block of a hot chain lies
         on hundreds of nodes, and always on the same: the lists of some masks are remembered."""
         nodes = self._listed.get(mask)
         if nodes is not None:
@@ -401,7 +403,7 @@ class Directory:
         return span
 
     def _split(self, span: _Span, at: int) -> tuple[_Span, _Span]:
-        """Part a span after ``at`` keys."""
+        """Part a span after ``at`` keys; both parts."""
         keys, mask = span.keys, span.mask
         size = len(keys)
         if 2 * at < size:

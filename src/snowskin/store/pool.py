@@ -66,6 +66,7 @@ class BlockPool:
     runs at the head, and only heads need to be found by their keys. That holds as long as a block
     is held only after the one before it. Where it is not, since a fetch came too late or the head
     of a chain was evicted before its tail, the runs behind the gap are *loose*: found by every key.
+    They stay loose when the gap is filled.
 
     Args:
         eviction: name of the policy.
@@ -79,6 +80,7 @@ class BlockPool:
         self._index: dict[BlockKey, Run] = {}
         """Every run by its first key, and loose ones by all."""
         self._loose_count = 0
+        """Loose runs."""
         self._reserved_count = 0
         """Each reserved slot is pinned once: nobody but who reserved it knows of it."""
         self._order = make_order(eviction)
@@ -160,7 +162,9 @@ class BlockPool:
             depth: index in the chain of the first of these blocks.
         """
         chain, slots = tuple(chain), tuple(slots)
-        assert len(slots) == len(chain) - depth, f"{len(slots)} slots, not {len(chain) - depth}"
+        assert len(slots) == len(chain) - depth, (
+            f"{len(slots)} slots, but {len(chain) - depth} keys"
+        )
         for slot in slots:
             self._check_reserved(slot)
         before = self._run_before(chain, depth) if depth and slots else None
@@ -210,7 +214,7 @@ class BlockPool:
         return tuple(freed)
 
     def grant_lease(self, owner: str, keys: Sequence[BlockKey], until_s: float) -> int:
-        """Protect the longest committed prefix of ``keys`` until ``until_s``; its blocks.
+        """Protect the longest committed prefix of ``keys`` until ``until_s``; its block count.
 
         A lease that the owner has already is replaced.
         """
@@ -233,6 +237,7 @@ class BlockPool:
             return False
         unused: list[Run] = []
         at = 0
+        # Runs are only ever split: where the lease ends, one ends.
         while at < len(lease.slots):
             run = self._runs[lease.slots[at]]
             assert run is not None, "a leased block was evicted"
@@ -336,7 +341,8 @@ class BlockPool:
         if run.is_loose:
             for key in taken.keys:
                 del self._index[key]
-            self._loose_count -= taken is run
+            if taken is run:
+                self._loose_count -= 1
             return
         if taken is run:
             del self._index[run.keys[0]]
@@ -357,11 +363,12 @@ class BlockPool:
             run.is_loose, run.siblings, run.followers = True, None, None
 
     def _run_before(self, chain: tuple[BlockKey, ...], depth: int) -> Run | None:
-        """The run that ends just before this depth; None if there is a gap before it."""
+        """The run that ends just before this depth; None if it is not held, or loose."""
         run = self._index.get(chain[depth - 1])
+        # A run of one block ends where it begins; any other is found by walking.
         if run is None or len(run.keys) > 1:
             runs = self._runs_of(chain[:depth])
-            if sum([len(run.keys) for run in runs]) < depth:
+            if sum([len(before.keys) for before in runs]) < depth:
                 return None
             run = runs[-1]
         return None if run.is_loose else run

@@ -28,7 +28,7 @@ def place_of(own: tuple[Any, ...], wanted: Any) -> int:
 def shared_count(
     own: tuple[Any, ...], start: int, others: tuple[Any, ...], other_start: int
 ) -> int:
-    """How many entries two sequences share from these places on, where they are the same."""
+    """How many entries two sequences share from these places on; they do share the first."""
     own_count = len(own) - start
     if own_count == 1:
         return 1

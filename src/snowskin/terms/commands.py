@@ -119,7 +119,7 @@ class HoldRequest(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class GrantLease(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Keep these blocks on ``node`` until ``duration_s`` from now: a peer is about to read them."""
+    """Keep a prefix on ``node`` until ``duration_s`` from now: a peer is about to read its end."""
 
     node: NodeId
     request: RequestId

@@ -11,6 +11,9 @@ NodeId = NewType("NodeId", str)
 RequestId = NewType("RequestId", str)
 """One generation as the client knows it, e.g. ``req-4f0c…``."""
 
+StartId = NewType("StartId", str)
+"""One start of a server: the next one has another."""
+
 BlockKey = NewType("BlockKey", bytes)
 """The 16 bytes that name a block's content and everything before it (see ``terms.keys``)."""
 

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from snowskin.terms.commands import Decision
-from snowskin.terms.ids import NodeId, RequestId, Role
+from snowskin.terms.ids import NodeId, RequestId, Role, StartId
 from snowskin.terms.keys import KeySpace
 from snowskin.terms.request import SampledToken, Sampling
 
@@ -135,8 +135,8 @@ class ServedRequest(msgspec.Struct, frozen=True):
 class ServedPage(msgspec.Struct, frozen=True):
     """Some of the requests that a cluster remembers, in the order of their numbers."""
 
-    server: str
-    """Another one after each start: then numbers begin anew, and blocks have other names."""
+    start: StartId
+    """After another start numbers begin anew, and blocks have other names."""
     model: str
     block_tokens: int
     requests: tuple[ServedRequest, ...]

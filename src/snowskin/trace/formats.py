@@ -20,8 +20,8 @@ MOONCAKE_BLOCK_TOKENS = 512
 FORMAT_NAME = "snowskin-trace"
 BATCH_BYTES = 8 << 20
 TOKEN_LIMIT = 2**24
-"""Of a prompt or an answer. Our choice: beyond every model's context, and a bound on the memory
-that one line can cost."""
+"""Most tokens of a prompt or an answer. Our choice: beyond every model's context, and a bound on
+the memory that one line can cost."""
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
 """What JSON takes for white space."""
@@ -66,7 +66,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in ``path``; its format is told by its first line.
+    """The trace in ``path``; its format is told by its first line that is not blank.
 
     Raises:
         InvalidInput: the file is missing or a line is wrong; names the line and the value.
@@ -80,6 +80,7 @@ def read_trace(path: Path) -> Trace:
                 blank_lines, begin = blank_lines + 1, file.tell()
             if first.startswith(_AZURE_COLUMNS[0].encode()):
                 return _read_azure(path, blank_lines)
+            # A line of Mooncake's may have a field of that name as well.
             if b'"format"' in first and b'"hash_ids"' not in first:
                 return _read_own(path, file, first, blank_lines)
             file.seek(begin)
@@ -97,27 +98,21 @@ def _refuse(path: Path, line: int, problem: str, value: object) -> NoReturn:
     raise InvalidInput(f"{path}, line {line}: {problem}; got {shown}", parameter="trace")
 
 
-def _decode_lines(path: Path, text: bytes, first_line: int, kind: type[Any]) -> list[Any]:
-    """All lines of one batch; on trouble, each alone, to name the one at fault."""
-    decoder = msgspec.json.Decoder(kind)
-    try:
-        rows = decoder.decode_lines(text)
-        if len(rows) == text.count(b"\n") or len(rows) == len(_written(text)):
-            return rows
-    except _UNREADABLE:
-        pass
-    rows = []
-    for offset, line in _written(text):
-        try:
-            rows.append(decoder.decode(line))
-        except _UNREADABLE as error:
-            _refuse(path, first_line + offset, str(error), line.decode("utf-8", "replace").strip())
-    return rows
-
-
-def _written(text: bytes) -> list[tuple[int, bytes]]:
-    """The lines that are not blank, each with its place among all."""
-    return [(at, line) for at, line in enumerate(text.split(b"\n")) if line.strip(_BLANKS)]
+def _decode_lines(
+    path: Path, lines: list[bytes], first_line: int, kind: type[Any]
+) -> tuple[list[Any], list[int]]:
+    """A record for each line that is not blank, and the lines' numbers."""
+    decode = msgspec.json.Decoder(kind).decode
+    rows: list[Any] = []
+    numbers: list[int] = []
+    for number, line in enumerate(lines, first_line):
+        if line.strip(_BLANKS):
+            try:
+                rows.append(decode(line))
+            except _UNREADABLE as error:
+                _refuse(path, number, str(error), line.decode("utf-8", "replace").strip())
+            numbers.append(number)
+    return rows, numbers
 
 
 def _read_lines(
@@ -131,8 +126,8 @@ def _read_lines(
     """All further lines of ``file``, of which ``line_count`` are read already."""
     mooncake = kind is _MooncakeLine
     block_tokens = builder.block_tokens
-    while text := file.read(BATCH_BYTES) + file.readline():
-        rows = _decode_lines(path, text, line_count + 1, kind)
+    while lines := file.readlines(BATCH_BYTES):
+        rows, numbers = _decode_lines(path, lines, line_count + 1, kind)
         prompt = np.array([row.prompt_tokens for row in rows], dtype=np.int64)
         counts = np.array([len(row.blocks) for row in rows], dtype=np.int64)
         full = prompt // block_tokens
@@ -140,10 +135,9 @@ def _read_lines(
         wrong = (counts < full) | (counts > most)
         if wrong.any():
             row = int(np.argmax(wrong))
-            offset, _ = _written(text)[row]
             field = "hash_ids" if mooncake else "blocks"
             problem = f"{prompt[row]} tokens in blocks of {block_tokens} need {most[row]} {field}"
-            _refuse(path, line_count + 1 + offset, problem, counts[row])
+            _refuse(path, numbers[row], problem, counts[row])
         arrival = np.array([row.arrival_s for row in rows], dtype=np.float64)
         builder.add_batch(
             arrival / 1000.0 if mooncake else arrival,
@@ -154,7 +148,7 @@ def _read_lines(
                 chain.from_iterable(row.blocks for row in rows), np.int64, int(counts.sum())
             ),
         )
-        line_count += text.count(b"\n")
+        line_count += len(lines)
     return builder.build()
 
 
@@ -184,6 +178,7 @@ def _azure_time(path: Path, line: int, row: dict[str, str | None]) -> float:
 def _azure_number(path: Path, line: int, row: dict[str, str | None], column: str) -> int:
     text = row.get(column) or ""
     least = 1 if column == "ContextTokens" else 0
+    # Python itself refuses to read thousands of digits, in words of its own.
     if not (text.isdecimal() and len(text) < 20 and least <= int(text) <= TOKEN_LIMIT):
         problem = f"{column} must be a whole number from {least} to {TOKEN_LIMIT}"
         _refuse(path, line, problem, repr(text))
@@ -209,7 +204,7 @@ def _read_azure(path: Path, blank_lines: int) -> Trace:
                 prompt.append(_azure_number(path, line, row, "ContextTokens"))
                 output.append(_azure_number(path, line, row, "GeneratedTokens"))
         except csv.Error as error:
-            line = blank_lines + reader.line_num + 1
+            line = blank_lines + reader.reader.line_num
             raise InvalidInput(f"{path}, line {line}: {error}", parameter="trace") from error
     tokens = np.array(prompt, dtype=np.int64)
     builder = TraceBuilder(path.stem, block_tokens=MOONCAKE_BLOCK_TOKENS, sharing_known=False)

@@ -16,8 +16,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SPAN_LIMIT_S = 366 * 86_400
-"""No request comes later than a year after the first. Our choice: the heartbeats of so long a time
-are simulated in seconds, and whoever needs more has mistaken the unit."""
+"""Most seconds from the first request to the last: a year. Our choice: whoever has more has
+mistaken the unit, and to simulate the heartbeats of a year takes seconds, not hours."""
 
 ADD_BATCH = 10_000
 """Requests that are turned into columns at once."""
@@ -79,7 +79,7 @@ class Trace:
         if self.arrival_s[-1] / factor > SPAN_LIMIT_S:
             raise InvalidInput(
                 f"at speed {factor:g} the last request of {self.name!r} would come after more than "
-                "a year",
+                f"a year; give a speed of at least {self.arrival_s[-1] / SPAN_LIMIT_S:.2g}",
                 parameter="speed",
             )
         return replace(self, arrival_s=self.arrival_s / factor)
@@ -131,8 +131,8 @@ class TraceBuilder:
         """The trace, ordered by arrival (equal times keep their order).
 
         Raises:
-            InvalidInput: there is no request, or a block follows another block in one request
-                than in another one, or the last request comes too late.
+            InvalidInput: there is no request, a block follows different blocks in two requests, or
+                the last request comes too late.
         """
         if not sum(len(batch[0]) for batch in self._batches):
             raise InvalidInput(f"the trace {self.name!r} holds no request", parameter="trace")
@@ -168,7 +168,11 @@ class TraceBuilder:
         )
 
     def _check_chains(self, block_ids: Ints, starts: Ints) -> None:
-        """See to it that each block follows the same block, or none, wherever it is named."""
+        """Refuse a trace in which a block follows different blocks in two requests.
+
+        Raises:
+            InvalidInput: names the block, the requests, and what it follows there.
+        """
         if not len(block_ids):
             return
         before = np.empty_like(block_ids)
@@ -188,9 +192,9 @@ class TraceBuilder:
                 for where in (at, first_at[names[at]])
             )
             raise InvalidInput(
-                f"trace {self.name!r}: block {block_ids[at]} follows {here}, but {there} (counted "
-                "by arrival); a block's id must stand for its prefix as well (a hash of all tokens "
-                "up to its end), since only equal prefixes have equal KV",
+                f"trace {self.name!r}: block {block_ids[at]} follows {here}, but {there} (as "
+                "they stand in the trace); a block's id must stand for its prefix as well (a hash "
+                "of all tokens up to its end), since only equal prefixes have equal KV",
                 parameter="trace",
             )
 
