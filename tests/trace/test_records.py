@@ -12,29 +12,26 @@ def trace(*prompts: tuple[int, ...]) -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "told"),
+    "prompts",
     [
-        ([(1, 2, 3), (), (1, 9, 3)], "'t': block 3 follows 9 in request 3, but 2 in request 1"),
-        ([(4,), (6,), (5, 4)], "block 4 follows 5 in request 3, but nothing in request 1"),
-        ([(2**60, 7), (7,)], f"block 7 follows nothing in request 2, but {2**60} in request 1"),
-        ([(3, 3)], "block 3 follows 3 in request 1, but nothing in request 1"),
+        [(1, 2, 3), (), (1, 9, 3), (9, 3), (1, 2, 3)],
+        [(4,), (6,), (5, 4), (5, 4)],
+        [(2**60, 7), (7,), (2**60, 7, 7)],
+        [(3, 3), (3, 3, 3)],
     ],
 )
-def test_a_block_that_does_not_stand_for_its_prefix_is_refused_by_name(
-    prompts: list[tuple[int, ...]], told: str
-) -> None:
-    with pytest.raises(InvalidInput, match=told):
-        trace(*prompts)
+def test_ids_of_what_blocks_hold_become_ids_of_prefixes(prompts: list[tuple[int, ...]]) -> None:
+    named = [request.blocks for request in trace(*prompts)]
+    assert list(map(len, named)) == list(map(len, prompts))
+    prefixes = [blocks[: end + 1] for blocks in prompts for end in range(len(blocks))]
+    names = [name for blocks in named for name in blocks]
+    pairs = set(zip(prefixes, names, strict=True))
+    assert len(pairs) == len(set(prefixes)) == len(set(names))
 
 
-def test_requests_are_counted_as_they_stand_whenever_they_arrive() -> None:
-    requests = [TraceRequest(float(at), 10, 1, blocks) for at, blocks in ((2, (1, 2)), (1, (2,)))]
-    with pytest.raises(InvalidInput, match="follows nothing in request 2, but 1 in request 1"):
-        trace_of("t", requests, block_tokens=10)
-
-
-def test_prompts_may_part_and_have_no_blocks() -> None:
-    assert len(trace((1, 2, 3), (), (1, 2, 9), (1, 2, 3, 2**60), ())) == 5
+def test_ids_of_prefixes_are_kept() -> None:
+    prompts = [(1, 2, 3), (), (1, 2, 9), (1, 2, 3, 2**60), ()]
+    assert [request.blocks for request in trace(*prompts)] == prompts
 
 
 def test_requests_come_within_a_year() -> None:

@@ -131,8 +131,7 @@ class TraceBuilder:
         """The trace, ordered by arrival (equal times keep their order).
 
         Raises:
-            InvalidInput: there is no request, a block follows different blocks in two requests, or
-                the last request comes too late.
+            InvalidInput: there is no request, or the last one comes too late.
         """
         if not sum(len(batch[0]) for batch in self._batches):
             raise InvalidInput(f"the trace {self.name!r} holds no request", parameter="trace")
@@ -142,7 +141,7 @@ class TraceBuilder:
         if not self.sharing_known:
             block_ids = np.arange(starts[-1], dtype=np.int64)
         else:
-            self._check_chains(block_ids, starts)
+            block_ids = _by_prefix(block_ids, starts)
         if np.any(np.diff(arrival_s) < 0):
             order = np.argsort(arrival_s, kind="stable")
             pieces = [block_ids[starts[row] : starts[row + 1]] for row in order]
@@ -167,36 +166,31 @@ class TraceBuilder:
             starts,
         )
 
-    def _check_chains(self, block_ids: Ints, starts: Ints) -> None:
-        """Refuse a trace in which a block follows different blocks in two requests.
 
-        Raises:
-            InvalidInput: names the block, the requests, and what it follows there.
-        """
-        if not len(block_ids):
-            return
-        before = np.empty_like(block_ids)
-        before[1:] = block_ids[:-1]
-        before[starts[:-1][np.diff(starts) > 0]] = -1
+def _by_prefix(block_ids: Ints, starts: Ints) -> Ints:
+    """Ids that stand for whole prefixes, as those of the released traces do.
+
+    Where a block follows different blocks in two requests they do not. Then they are taken for
+    names of what the blocks hold, and each is named anew by its id and all that is before it.
+    """
+    before = np.empty_like(block_ids)
+    before[1:] = block_ids[:-1]
+    before[starts[:-1][np.diff(starts) > 0]] = -1
+    if len(block_ids) and block_ids.max() > 4 * len(block_ids):
+        names = np.unique(block_ids, return_inverse=True)[1]
+    else:
         names = block_ids
-        if names.max() > 4 * len(names):
-            names = np.unique(names, return_inverse=True)[1]
-        first_at = np.empty(names.max() + 1, dtype=np.int64)
-        first_at[names[::-1]] = np.arange(len(names) - 1, -1, -1)
-        wrong = before[first_at[names]] != before
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            here, there = (
-                f"{'nothing' if before[where] < 0 else before[where]} in request "
-                f"{int(np.searchsorted(starts, where, side='right'))}"
-                for where in (at, first_at[names[at]])
-            )
-            raise InvalidInput(
-                f"trace {self.name!r}: block {block_ids[at]} follows {here}, but {there} (as "
-                "they stand in the trace); a block's id must stand for its prefix as well (a hash "
-                "of all tokens up to its end), since only equal prefixes have equal KV",
-                parameter="trace",
-            )
+    follows = np.empty(names.max(initial=0) + 1, dtype=np.int64)
+    follows[names] = before
+    if np.array_equal(follows[names], before):
+        return block_ids
+    renamed: dict[tuple[int, int], int] = {}
+    fresh = np.empty_like(block_ids)
+    name = -1
+    for at, (own, is_first) in enumerate(zip(block_ids.tolist(), before < 0, strict=True)):
+        prefix = (-1 if is_first else name, own)
+        fresh[at] = name = renamed.setdefault(prefix, len(renamed))
+    return fresh
 
 
 def trace_of(name: str, requests: Iterable[TraceRequest], *, block_tokens: int) -> Trace:
