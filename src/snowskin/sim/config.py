@@ -85,11 +85,11 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("prefill_nodes", "decode_nodes", "sequence_limit", "queue_limit"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         for name in ("blocks", "device_tokens", "output_limit_tokens"):
             value = getattr(self, name)
             if value is not None:
-                _check_count(name, value)
+                check_count(name, value)
         if not self.report_s > 0:
             raise InvalidInput(
                 f"report_s must be greater than 0, not {self.report_s}", parameter="report_s"
@@ -151,7 +151,12 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return shape.layers if shape is not None else 80
 
 
-def _check_count(name: str, value: object) -> None:
+def check_count(name: str, value: object) -> None:
+    """See to it that a setting counts something.
+
+    Raises:
+        InvalidInput: it is no whole number, or below 1.
+    """
     if not isinstance(value, int):
         raise InvalidInput(f"{name} must be a whole number (int), not {value!r}", parameter=name)
     if value < 1:

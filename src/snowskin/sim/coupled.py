@@ -29,17 +29,16 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from snowskin.cost.profile import Profile
 from snowskin.measure.records import Costs, Ending, RequestRecord, Slo
 from snowskin.sim.calendar import Calendar, Rank
-from snowskin.sim.config import node_device_tokens
+from snowskin.sim.config import check_count, node_device_tokens
 from snowskin.sim.decode import DecodeBatch, Sequence
 from snowskin.sim.job import Job
 from snowskin.sim.memory import NodeMemory
 from snowskin.sim.outcome import DEFINITIONS, flat_summary, request_records
-from snowskin.sim.world import block_keys
+from snowskin.sim.world import block_keys, output_lengths
 from snowskin.terms.errors import InvalidInput
 from snowskin.terms.ids import NodeId, RequestId, SlotIndex
 from snowskin.trace.records import Trace
@@ -74,10 +73,7 @@ class CoupledConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 parameter="system",
             )
         for name in ("instances", "sequence_limit", "chunk_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(
-                    f"{name} must be at least 1, not {getattr(self, name)}", parameter=name
-                )
+            check_count(name, getattr(self, name))
 
     def device_token_count(self) -> int:
         """Tokens of KV that one instance's device memory holds."""
@@ -122,15 +118,13 @@ class CoupledWorld:
         self.jobs: list[Job] = []
         self._on_progress = on_progress
         self._token_limit = config.device_token_count()
-        limit = config.output_limit_tokens
-        self._output_limit_tokens = limit or max(1, int(trace.output_tokens.max()))
+        self._output_tokens, self._output_limit_tokens = output_lengths(
+            trace, config.output_limit_tokens
+        )
         self.instances = [self._instance(index) for index in range(config.instances)]
         self._chunked = config.system == "vllm-chunked-prefill"
         self._arrival_s: list[float] = trace.arrival_s.tolist()
         self._prompt_tokens: list[int] = trace.prompt_tokens.tolist()
-        self._output_tokens: list[int] = np.clip(
-            trace.output_tokens, 1, self._output_limit_tokens
-        ).tolist()
         self._starts: list[int] = trace.block_starts.tolist()
 
     def _instance(self, index: int) -> Instance:

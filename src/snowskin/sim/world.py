@@ -77,8 +77,9 @@ class World:
             self.calendar, latency_s=link.latency_s, rate_bytes_per_s=link.bytes_per_s
         )
         self.block_count = config.block_count(trace.block_tokens)
-        limit = config.output_limit_tokens
-        self._output_limit_tokens = limit or max(1, int(trace.output_tokens.max()))
+        self._output_tokens, self._output_limit_tokens = output_lengths(
+            trace, config.output_limit_tokens
+        )
         self.conductor = Conductor(
             config.conductor(trace.block_tokens),
             profile,
@@ -95,9 +96,6 @@ class World:
         self.journey = Journey(self.calendar, self.network, self.nodes, self.tell, rules)
         self._arrival_s: list[float] = trace.arrival_s.tolist()
         self._prompt_tokens: list[int] = trace.prompt_tokens.tolist()
-        self._output_tokens: list[int] = np.clip(
-            trace.output_tokens, 1, self._output_limit_tokens
-        ).tolist()
         self._starts: list[int] = trace.block_starts.tolist()
         self._keys: tuple[BlockKey, ...] = ()
         self._keys_from = self._keys_until = 0
@@ -292,6 +290,17 @@ class World:
 def conductor_rng(seed: int) -> random.Random:
     """The Conductor's stream: a seed names one for each subsystem that draws."""
     return random.Random(f"conductor-{seed}")
+
+
+def output_lengths(trace: Trace, limit_tokens: int | None) -> tuple[list[int], int]:
+    """The answers' true lengths in tokens, from 1 to a limit; and that limit.
+
+    Args:
+        limit_tokens: None: as long as the longest.
+    """
+    limit = limit_tokens or max(1, int(trace.output_tokens.max()))
+    lengths: list[int] = np.clip(trace.output_tokens, 1, limit).tolist()
+    return lengths, limit
 
 
 def block_keys(block_ids: Ints) -> tuple[BlockKey, ...]:

@@ -168,7 +168,6 @@ class BlockPool:
         for slot in slots:
             self._check_reserved(slot)
         before = self._run_before(chain, depth) if depth and slots else None
-        is_loose = depth > 0 and before is None
         committed: tuple[SlotIndex, ...] = ()
         at = depth
         while at < len(chain):
@@ -179,9 +178,9 @@ class BlockPool:
             else:
                 end = self._next_loose(chain, at)
                 run = Run(chain[at:end], slots[at - depth : end - depth], at)
-                self._hold(run, before, is_loose)
+                self._hold(run, before)
                 committed += run.slots
-            before, is_loose = run, run.is_loose
+            before = run
             at += len(run.keys)
         return committed
 
@@ -356,14 +355,18 @@ class BlockPool:
         """These runs, and all that go on from them, are behind a gap from now on."""
         behind = list(followers)
         for run in behind:
-            self._index.update(dict.fromkeys(run.keys, run))
-            self._loose_count += 1
             if run.followers:
                 behind += run.followers
             run.is_loose, run.siblings, run.followers = True, None, None
+            self._enter_loose(run)
+
+    def _enter_loose(self, run: Run) -> None:
+        """Let a loose run be found by every key."""
+        self._index.update(dict.fromkeys(run.keys, run))
+        self._loose_count += 1
 
     def _run_before(self, chain: tuple[BlockKey, ...], depth: int) -> Run | None:
-        """The run that ends just before this depth; None if it is not held, or loose."""
+        """The run that ends just before this depth; None if the block there is not held."""
         run = self._index.get(chain[depth - 1])
         # A run of one block ends where it begins; any other is found by walking.
         if run is None or len(run.keys) > 1:
@@ -371,7 +374,7 @@ class BlockPool:
             if sum([len(before.keys) for before in runs]) < depth:
                 return None
             run = runs[-1]
-        return None if run.is_loose else run
+        return run
 
     def _next_loose(self, chain: tuple[BlockKey, ...], at: int) -> int:
         """Where the blocks from ``at`` on, which is not held, end: at the next that is, if any."""
@@ -381,20 +384,19 @@ class BlockPool:
                     return end
         return len(chain)
 
-    def _hold(self, run: Run, before: Run | None, is_loose: bool) -> None:
+    def _hold(self, run: Run, before: Run | None) -> None:
         """From now on reserved slots, pinned once each, hold the keys of this run.
 
         Args:
-            before: the run that it goes on from; None if there is none, or a gap.
+            before: the run that it goes on from; None if there is none, or it is not held.
         """
         runs, slots = self._runs, run.slots
         for slot in slots:
             runs[slot] = run
         run.pins = 1
-        run.is_loose = is_loose
-        if is_loose:
-            self._index.update(dict.fromkeys(run.keys, run))
-            self._loose_count += 1
+        run.is_loose = run.depth > 0 and (before is None or before.is_loose)
+        if run.is_loose:
+            self._enter_loose(run)
         else:
             self._index[run.keys[0]] = run
             if before is not None:
@@ -437,8 +439,7 @@ class BlockPool:
         for slot in rest.slots:
             self._runs[slot] = rest
         if run.is_loose:
-            self._index.update(dict.fromkeys(rest.keys, rest))
-            self._loose_count += 1
+            self._enter_loose(rest)
         else:
             self._index[rest.keys[0]] = rest
             rest.followers, run.followers = run.followers, None

@@ -135,6 +135,11 @@ def limit_blocking(connection: socket.socket, *, receive_s: float, send_s: float
         connection.setsockopt(socket.SOL_SOCKET, option, packed)
 
 
+def is_silence(error: Exception | None) -> bool:
+    """Whether the other end said nothing in time, by whichever clock."""
+    return isinstance(error, BlockingIOError | TimeoutError)
+
+
 class Lookout:
     """Looks a little while for an answer before one sleeps until it comes.
 

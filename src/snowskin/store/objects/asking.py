@@ -19,7 +19,7 @@ from snowskin.transfer.authentication import (
     NotAuthenticated,
     authenticate_as_client,
 )
-from snowskin.transfer.wire import Lookout, limit_blocking, tune
+from snowskin.transfer.wire import Lookout, is_silence, limit_blocking, tune
 
 RETRY_S = 0.02
 IDLE_LIMIT = 16
@@ -133,8 +133,8 @@ class MasterChannel:
                     return [_checked(reply) for reply in replies]
             if time.monotonic() >= deadline_s:
                 host, port = self.address
-                silent = isinstance(problem, BlockingIOError | TimeoutError)
-                why = "it is silent" if silent else problem or "it has just started"
+                why = problem or "it has just started"
+                why = "it is silent" if is_silence(problem) else why
                 raise MasterUnreachable(
                     f"the master at {host}:{port} did not answer within {self._timeout_s} s "
                     f"({why}); start it with `snowskin store master`, "

@@ -32,6 +32,7 @@ from snowskin.store.objects.words import (
 )
 from snowskin.terms.errors import InvalidInput, TransferFailed
 from snowskin.transfer.transports.tcp import TcpTransport
+from snowskin.transfer.wire import is_silence
 
 REMEMBERED_LIMIT = 65_536
 """Objects whose nodes are remembered."""
@@ -261,7 +262,7 @@ class Reading:
                 except (OSError, TransferFailed) as error:
                     failure = error
                     self._note_failure(address, error)
-                    if _is_silence(error):
+                    if is_silence(error):
                         silent.add(name)
                     continue
                 if result is not None:
@@ -315,7 +316,7 @@ class Reading:
 
     def _note_failure(self, address: NodeAddress, error: Exception) -> None:
         """A node failed: forget its connections and where it was."""
-        cooldown_s = SILENT_COOLDOWN_S if _is_silence(error) else COOLDOWN_S
+        cooldown_s = SILENT_COOLDOWN_S if is_silence(error) else COOLDOWN_S
         if len(self._shunned_s) > REMEMBERED_LIMIT:
             self._shunned_s.clear()
         self._shunned_s[address.name] = time.monotonic() + cooldown_s
@@ -379,10 +380,6 @@ class Reading:
     def _is_here_by_name(self, name: str) -> bool:
         address = self._book.get(name)
         return address is None or self._is_here(address)
-
-
-def _is_silence(error: Exception) -> bool:
-    return isinstance(error, BlockingIOError | TimeoutError)
 
 
 def _fresh(size_bytes: int) -> memoryview:
